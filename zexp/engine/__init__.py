@@ -1,0 +1,1 @@
+"""Engines run staged programs; all return the same RunResult."""

@@ -1,0 +1,214 @@
+"""Locks of the simulated machine: FIFO queues with hand-over through the lock's cache line.
+
+A queued spinlock's waiters spin in order of arrival. A mutex's waiters do too while its owner is on a CPU (the first in
+``mutex_spin_on_owner``, the others in ``osq_lock``); when the owner goes to sleep they sleep, and are woken one by one.
+A spinner steals the mutex from the sleepers once, then it is handed to the first of them (MUTEX_FLAG_HANDOFF).
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from __future__ import annotations
+
+import numpy as np
+
+from zexp.engine.sim.caches import buffered_store, fetch_exclusive, jit
+from zexp.engine.sim.pointers import leading_zeros
+from zexp.engine.sim.state import (
+    FOREVER,
+    G_HEAP,
+    HOLD_BUCKETS,
+    L_HANDOFF,
+    L_HEAD,
+    L_HELD_SINCE,
+    L_HOLDER,
+    L_SLEEP_HEAD,
+    L_SLEEP_TAIL,
+    L_TAIL,
+    LOCK,
+    LOCK_STATS,
+    PARKED,
+    RUNNING,
+    S_ACQUIRED,
+    S_CONTENDED,
+    S_HOLD_NS,
+    S_WAIT_NS,
+    SPINNING,
+    T_ARRIVED,
+    T_CPU,
+    T_DRAIN,
+    T_GROUP,
+    T_HEAD_SINCE,
+    T_MUTEXES,
+    T_NEXT,
+    T_NODE,
+    T_QUEUE_FRAME,
+    T_SINCE,
+    T_SPIN_FRAME,
+    T_STATE,
+    T_TIME,
+    THREAD,
+    TID_BITS,
+    WAIT_BUCKETS,
+)
+
+
+@jit
+def bit_length(value):
+    """The log2 bucket of a value: 0 for 0 and less, i for [2**(i-1), 2**i)."""
+    if value <= 0:
+        return np.int64(0)
+    return 64 - leading_zeros(np.uint64(value))
+
+
+@jit
+def heap_push(v, key):
+    """Add a thread to those that can run."""
+    i = v.scalars[G_HEAP]
+    v.scalars[G_HEAP] = i + 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if v.heap[parent] <= key:
+            break
+        v.heap[i] = v.heap[parent]
+        i = parent
+    v.heap[i] = key
+
+
+@jit
+def append(v, table, head, tail, link, tid):
+    """Put a thread at the end of the FIFO queue whose ends are ``table[head]`` and ``table[tail]``."""
+    v.thread[tid * THREAD + link] = -1
+    if table[head] < 0:
+        table[head] = tid
+    else:
+        v.thread[table[tail] * THREAD + link] = tid
+    table[tail] = tid
+
+
+@jit
+def charge_wait(v, tid, until):
+    """Charge a lock waiter's spinning up to ``until``."""
+    me = tid * THREAD
+    group = v.thread[me + T_GROUP] * v.frames
+    since = v.thread[me + T_SINCE]
+    if v.thread[me + T_SPIN_FRAME] < 0:
+        v.profile[group + v.thread[me + T_QUEUE_FRAME]] += until - since
+    else:
+        head = min(max(v.thread[me + T_HEAD_SINCE], since), until)
+        v.profile[group + v.thread[me + T_QUEUE_FRAME]] += head - since
+        v.profile[group + v.thread[me + T_SPIN_FRAME]] += until - head
+    v.thread[me + T_SINCE] = until
+
+
+@jit
+def park_spinners(v, owner, now):
+    """``owner`` leaves the CPU: those who spin on its mutexes stop and sleep, and so do those who spin on theirs."""
+    if v.thread[owner * THREAD + T_MUTEXES] == 0:
+        return
+    todo = np.empty(v.threads, np.int64)
+    todo[0] = owner
+    n = 1
+    while n > 0:
+        n -= 1
+        sleeper = todo[n]
+        if v.thread[sleeper * THREAD + T_MUTEXES] == 0:
+            continue
+        for m in range(v.mutex_count):
+            lock = v.mutexes[m] * LOCK
+            if v.lock[lock + L_HOLDER] != sleeper:
+                continue
+            tid = v.lock[lock + L_HEAD]
+            while tid >= 0:
+                me = tid * THREAD
+                following = v.thread[me + T_NEXT]
+                if now > v.thread[me + T_SINCE]:
+                    charge_wait(v, tid, now)
+                v.thread[me + T_STATE] = PARKED
+                append(v, v.lock, lock + L_SLEEP_HEAD, lock + L_SLEEP_TAIL, T_NEXT, tid)
+                todo[n] = tid
+                n += 1
+                tid = following
+            v.lock[lock + L_HEAD] = -1
+
+
+@jit
+def acquire(v, tid, number, now, mutex, queue_frame, spin_frame):
+    """Take a lock, or join its queue: True if the thread goes on at ``now``, the time its locked access is done."""
+    lock = number * LOCK
+    me = tid * THREAD
+    v.lock_stat[v.lock_class[number] * LOCK_STATS + S_ACQUIRED] += 1
+    holder = v.lock[lock + L_HOLDER]
+    if holder < 0:
+        v.lock[lock + L_HOLDER] = tid
+        v.lock[lock + L_HELD_SINCE] = now
+        if mutex:
+            v.thread[me + T_MUTEXES] += 1
+        return True
+    v.thread[me + T_SINCE] = now
+    v.thread[me + T_ARRIVED] = now
+    v.thread[me + T_QUEUE_FRAME] = queue_frame
+    v.thread[me + T_SPIN_FRAME] = spin_frame
+    v.thread[me + T_HEAD_SINCE] = now if v.lock[lock + L_HEAD] < 0 else FOREVER
+    state = v.thread[holder * THREAD + T_STATE]
+    if mutex and state != RUNNING and state != SPINNING:
+        v.thread[me + T_STATE] = PARKED
+        append(v, v.lock, lock + L_SLEEP_HEAD, lock + L_SLEEP_TAIL, T_NEXT, tid)
+        park_spinners(v, tid, now)
+    else:
+        v.thread[me + T_STATE] = SPINNING
+        append(v, v.lock, lock + L_HEAD, lock + L_TAIL, T_NEXT, tid)
+    return False
+
+
+@jit
+def grant(v, number, tid, at, mutex):
+    """Make a waiter the holder; it goes on at ``at``."""
+    lock = number * LOCK
+    me = tid * THREAD
+    v.lock[lock + L_HOLDER] = tid
+    v.lock[lock + L_HELD_SINCE] = at
+    if mutex:
+        v.thread[me + T_MUTEXES] += 1
+    v.thread[me + T_TIME] = at
+    heap_push(v, (at << TID_BITS) | tid)
+    stats = v.lock_class[number] * LOCK_STATS
+    wait_ns = (at - v.thread[me + T_ARRIVED]) // 1000
+    v.lock_stat[stats + S_CONTENDED] += 1
+    v.lock_stat[stats + S_WAIT_NS] += wait_ns
+    v.lock_stat[stats + WAIT_BUCKETS + bit_length(wait_ns)] += 1
+
+
+@jit
+def release(v, tid, number, now, mutex):
+    """Release a lock and hand it to the next waiter; returns when the releasing CPU goes on."""
+    lock = number * LOCK
+    me = tid * THREAD
+    line = v.lock_line[number]
+    go_on = buffered_store(v, tid, line, now)
+    done = v.thread[me + T_DRAIN]
+    stats = v.lock_class[number] * LOCK_STATS
+    hold_ns = max(done - v.lock[lock + L_HELD_SINCE], 0) // 1000
+    v.lock_stat[stats + S_HOLD_NS] += hold_ns
+    v.lock_stat[stats + HOLD_BUCKETS + bit_length(hold_ns)] += 1
+    v.lock[lock + L_HOLDER] = -1
+    if mutex:
+        v.thread[me + T_MUTEXES] -= 1
+    spinner = v.lock[lock + L_HEAD]
+    sleeper = v.lock[lock + L_SLEEP_HEAD]
+    if sleeper >= 0 and (spinner < 0 or v.lock[lock + L_HANDOFF] == 1):
+        v.lock[lock + L_HANDOFF] = 0
+        v.lock[lock + L_SLEEP_HEAD] = v.thread[sleeper * THREAD + T_NEXT]
+        grant(v, number, sleeper, max(done, v.thread[sleeper * THREAD + T_SINCE]) + v.wakeup_ps, mutex)
+        park_spinners(v, sleeper, done)  # the new owner is still asleep: nobody spins on it
+    elif spinner >= 0:
+        if sleeper >= 0:
+            v.lock[lock + L_HANDOFF] = 1
+        heir = spinner * THREAD
+        v.lock[lock + L_HEAD] = v.thread[heir + T_NEXT]
+        cpu = v.thread[heir + T_CPU]
+        at = max(done, v.thread[heir + T_SINCE]) + v.latency[cpu * v.cpus + v.thread[me + T_CPU]]
+        fetch_exclusive(v, line, cpu, v.thread[heir + T_NODE], done)
+        v.line_free[line] = at
+        if v.lock[lock + L_HEAD] >= 0:
+            v.thread[v.lock[lock + L_HEAD] * THREAD + T_HEAD_SINCE] = at
+        grant(v, number, spinner, at, mutex)
+    return go_on

@@ -1,0 +1,432 @@
+"""The virtual machine: one compiled loop that interprets staged programs on a simulated machine.
+
+The rule is one line long: *the runnable thread with the smallest (time, number) executes its next instruction*. A thread
+therefore keeps running, without touching the heap of the others, until its time passes that of the next one. Time is in
+integer picoseconds. ``isa.py`` says what each instruction does, ``caches.py`` and ``locks.py`` what shared state costs.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from __future__ import annotations
+
+import numpy as np
+
+from zexp.engine.sim.caches import buffered_store, fetch_shared, jit, locked_access
+from zexp.engine.sim.locks import acquire, append, bit_length, charge_wait, heap_push, park_spinners, release
+from zexp.engine.sim.pointers import leading_zeros
+from zexp.engine.sim.state import (
+    BAD_BOUND,
+    BAD_INDEX,
+    BAD_UNLOCK,
+    DEADLOCK,
+    DIVISION,
+    DONE,
+    FOREVER,
+    G_CURRENT,
+    G_END,
+    G_EXECUTED,
+    G_HEAP,
+    G_LIVE,
+    HALTED,
+    HISTOGRAM,
+    L_HOLDER,
+    LOCK,
+    NEW,
+    PARKED,
+    RUNNING,
+    SLEEPING,
+    SLICE,
+    SPINNING,
+    T_ARMED,
+    T_CPU,
+    T_DAEMON,
+    T_DRAIN,
+    T_GROUP,
+    T_HIT,
+    T_LAST_FRAME,
+    T_NODE,
+    T_OFF_CPU,
+    T_PC,
+    T_QUEUE_NEXT,
+    T_REGISTERS,
+    T_SCALE,
+    T_SINCE,
+    T_STATE,
+    T_STORE,
+    T_TIME,
+    THREAD,
+    TID_BITS,
+    TID_MASK,
+    WAITING,
+    view,
+)
+from zexp.program.isa import Op
+
+GAMMA = 0x9E3779B97F4A7C15
+
+# Compiled code wants plain numbers.
+HALT, WORK, WORK_R, BUSY_NS, MEMORY, MOV = (int(op) for op in (Op.HALT, Op.WORK, Op.WORK_R, Op.BUSY_NS, Op.MEMORY, Op.MOV))
+ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, SHL, SHR, MIN, MAX, LT, LE, EQ, NE = range(Op.ADD, Op.NE + 1)
+JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP = range(Op.JUMP, Op.RAND_EXP + 1)
+LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
+SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK = range(Op.SPIN_LOCK, Op.UNLOCK + 1)
+SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE = range(Op.SLEEP_NS, Op.WAKE + 1)
+COUNT, OBSERVE = range(Op.COUNT, Op.OBSERVE + 1)
+
+
+@jit
+def replace_first(v, key):
+    """Put ``key`` into the heap in place of its smallest."""
+    size = v.scalars[G_HEAP]
+    i = 0
+    child = 1
+    while child < size:
+        if child + 1 < size and v.heap[child + 1] < v.heap[child]:
+            child += 1
+        if v.heap[child] >= key:
+            break
+        v.heap[i] = v.heap[child]
+        i = child
+        child = 2 * i + 1
+    v.heap[i] = key
+
+
+@jit
+def next_random(v, tid):
+    """SplitMix64, one stream a thread."""
+    v.random[tid] += np.uint64(GAMMA)
+    z = v.random[tid]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@jit
+def exponential(v, tid, mean):
+    """An exponential variate; see exponential.py."""
+    z = next_random(v, tid) | np.uint64(1)
+    k = leading_zeros(z)
+    fraction = np.int64((z << np.uint64(k + 1)) >> np.uint64(24))  # 40 bits
+    i = fraction >> 30
+    low = v.exponential[i]
+    ln = low + (((v.exponential[i + 1] - low) * (fraction & ((1 << 30) - 1))) >> 30)
+    variate = ((k + 1) * v.exponential[1025] - ln) >> 16
+    return (mean * variate + (1 << 23)) >> 24
+
+
+@jit
+def resume(v, tid, now):
+    """A thread goes on at ``now``: account for the time it did not run."""
+    me = tid * THREAD
+    v.thread[me + T_TIME] = now
+    state = v.thread[me + T_STATE]
+    if state != RUNNING:
+        if state == SPINNING:
+            charge_wait(v, tid, now)
+        elif state == PARKED or state == SLEEPING or state == WAITING:
+            v.thread[me + T_OFF_CPU] += now - v.thread[me + T_SINCE]
+        v.thread[me + T_STATE] = RUNNING
+
+
+@jit
+def leave_queue(v, tid, queue):
+    """Take a thread out of the middle of a wait queue."""
+    previous = np.int64(-1)
+    other = v.queue[queue * 2]
+    while other != tid:
+        previous = other
+        other = v.thread[other * THREAD + T_QUEUE_NEXT]
+    following = v.thread[tid * THREAD + T_QUEUE_NEXT]
+    if previous < 0:
+        v.queue[queue * 2] = following
+    else:
+        v.thread[previous * THREAD + T_QUEUE_NEXT] = following
+    if following < 0:
+        v.queue[queue * 2 + 1] = previous
+
+
+@jit
+def wake(v, queue, count, at):
+    """Wake the first ``count`` waiters of a queue, all if it is not positive; the sleeping ones go on at ``at``."""
+    woken = 0
+    while v.queue[queue * 2] >= 0 and (count <= 0 or woken < count):
+        other = v.queue[queue * 2]
+        v.queue[queue * 2] = v.thread[other * THREAD + T_QUEUE_NEXT]
+        v.thread[other * THREAD + T_ARMED] = 2
+        woken += 1
+        if v.thread[other * THREAD + T_STATE] == WAITING:
+            heap_push(v, (max(at, v.thread[other * THREAD + T_SINCE]) << TID_BITS) | other)
+
+
+@jit
+def time_limit(v, tid):
+    """Thread ``tid`` may execute while its time is below this."""
+    if v.scalars[G_HEAP] == 0:
+        return np.int64(FOREVER)
+    return (v.heap[0] >> TID_BITS) + (1 if tid < (v.heap[0] & TID_MASK) else 0)
+
+
+@jit
+def run(s, budget):
+    """Execute about ``budget`` instructions; returns why it stopped."""
+    v = view(s)
+    code, registers, cells = v.code, v.registers, v.cells
+    tid = v.scalars[G_CURRENT]
+    left = budget
+    status = SLICE
+    while True:  # one turn a switch to another thread
+        if tid < 0:
+            size = v.scalars[G_HEAP] - 1
+            if size < 0:
+                status = DEADLOCK
+                break
+            key = v.heap[0]
+            v.scalars[G_HEAP] = size
+            replace_first(v, v.heap[size])
+            tid = key & TID_MASK
+            resume(v, tid, key >> TID_BITS)
+        me = tid * THREAD
+        t = v.thread[me + T_TIME]
+        pc = v.thread[me + T_PC]
+        r = v.thread[me + T_REGISTERS]
+        cpu = v.thread[me + T_CPU]
+        word = cpu >> 6
+        bit = np.uint64(1) << np.uint64(cpu & 63)
+        scale = v.thread[me + T_SCALE]
+        hit_ps = v.thread[me + T_HIT]
+        profile = v.thread[me + T_GROUP] * v.frames
+        limit = time_limit(v, tid)
+        begun = left
+        off = False  # it left the CPU, or spins
+        frame = np.int64(0)
+        while t < limit and left > 0:
+            left -= 1
+            row = pc * 8
+            pc += 1
+            op = code[row]
+            frame = code[row + 1]
+            a = code[row + 2]
+            b = code[row + 3]
+            c = code[row + 4]
+            before = t
+            if op == LOAD:
+                i = registers[r + c]
+                if i < 0 or i >= code[row + 5]:
+                    status = BAD_INDEX
+                    break
+                cell = b + i
+                registers[r + a] = cells[cell]
+                if cell < v.tracked:
+                    line = v.cell_line[cell]
+                    if v.sharers[line * v.words + word] & bit == np.uint64(0):
+                        t = fetch_shared(v, line, cpu, v.thread[me + T_NODE], t)
+                    t += hit_ps
+            elif op == LOOP:
+                i = registers[r + b] + 1
+                registers[r + b] = i
+                if i < registers[r + c]:
+                    pc = a
+            elif op == ADD:
+                registers[r + a] = registers[r + b] + registers[r + c]
+            elif op == WORK:
+                pass
+            elif op == STORE:
+                i = registers[r + c]
+                if i < 0 or i >= code[row + 5]:
+                    status = BAD_INDEX
+                    break
+                cell = b + i
+                cells[cell] = registers[r + a]
+                if cell < v.tracked:
+                    line = v.cell_line[cell]
+                    if v.excl[line] != cpu or v.thread[me + T_DRAIN] > t:
+                        t = buffered_store(v, tid, line, t)
+                    t += v.thread[me + T_STORE]
+            elif op == MOV:
+                registers[r + a] = registers[r + b]
+            elif op == SUB:
+                registers[r + a] = registers[r + b] - registers[r + c]
+            elif op == MUL:
+                registers[r + a] = registers[r + b] * registers[r + c]
+            elif op == DIV or op == MOD:
+                divisor = registers[r + c]
+                if divisor == 0:
+                    status = DIVISION
+                    break
+                if op == DIV:
+                    registers[r + a] = registers[r + b] // divisor
+                else:
+                    registers[r + a] = registers[r + b] % divisor
+            elif op == AND:
+                registers[r + a] = registers[r + b] & registers[r + c]
+            elif op == OR:
+                registers[r + a] = registers[r + b] | registers[r + c]
+            elif op == XOR:
+                registers[r + a] = registers[r + b] ^ registers[r + c]
+            elif op == SHL:
+                registers[r + a] = registers[r + b] << (registers[r + c] & 63)
+            elif op == SHR:
+                registers[r + a] = registers[r + b] >> (registers[r + c] & 63)
+            elif op == MIN:
+                registers[r + a] = min(registers[r + b], registers[r + c])
+            elif op == MAX:
+                registers[r + a] = max(registers[r + b], registers[r + c])
+            elif op == LT:
+                registers[r + a] = 1 if registers[r + b] < registers[r + c] else 0
+            elif op == LE:
+                registers[r + a] = 1 if registers[r + b] <= registers[r + c] else 0
+            elif op == EQ:
+                registers[r + a] = 1 if registers[r + b] == registers[r + c] else 0
+            elif op == NE:
+                registers[r + a] = 1 if registers[r + b] != registers[r + c] else 0
+            elif op == JUMP:
+                pc = a
+            elif op == JUMP_ZERO:
+                if registers[r + b] == 0:
+                    pc = a
+            elif op == WORK_R:
+                t += (max(registers[r + a], 0) * 16 * scale) >> 20
+            elif op == BUSY_NS:
+                t += max(registers[r + a], 0) * 1000
+            elif op == MEMORY:
+                home = registers[r + a]
+                if home < 0 or home >= v.nodes:
+                    status = BAD_INDEX
+                    break
+                t += v.memory[v.thread[me + T_NODE] * v.nodes + home] * max(registers[r + b], 0)
+            elif op == NOW_NS:
+                registers[r + a] = t // 1000
+            elif op == RAND_INT:
+                bound = registers[r + b]
+                if bound < 1 or bound > 1 << 31:
+                    status = BAD_BOUND
+                    break
+                registers[r + a] = (np.int64(next_random(v, tid) >> np.uint64(33)) * bound) >> 31
+            elif op == RAND_EXP:
+                bound = registers[r + b]
+                if bound < 0 or bound > 1 << 33:
+                    status = BAD_BOUND
+                    break
+                registers[r + a] = exponential(v, tid, bound)
+            elif op == ATOMIC_ADD or op == CAS:
+                i = registers[r + c]
+                if i < 0 or i >= code[row + 5]:
+                    status = BAD_INDEX
+                    break
+                cell = b + i
+                e = r + code[row + 6]
+                if op == ATOMIC_ADD:
+                    cells[cell] += registers[e]
+                    registers[r + a] = cells[cell]
+                elif cells[cell] == registers[e]:
+                    cells[cell] = registers[e + 1]
+                    registers[r + a] = 1
+                else:
+                    registers[r + a] = 0
+                if cell < v.tracked:
+                    t = locked_access(v, tid, v.cell_line[cell], t)
+            elif op == SPIN_LOCK or op == MUTEX_LOCK:
+                i = registers[r + b]
+                if i < 0 or i >= c:
+                    status = BAD_INDEX
+                    break
+                t = locked_access(v, tid, v.lock_line[a + i], t)
+                mutex = op == MUTEX_LOCK
+                spin_frame = code[row + 6] if mutex else np.int64(-1)
+                off = not acquire(v, tid, a + i, t, mutex, code[row + 5], spin_frame)
+            elif op == SPIN_TRYLOCK:
+                i = registers[r + b]
+                if i < 0 or i >= c:
+                    status = BAD_INDEX
+                    break
+                t = locked_access(v, tid, v.lock_line[a + i], t)
+                free = v.lock[(a + i) * LOCK + L_HOLDER] < 0
+                registers[r + code[row + 6]] = 1 if free else 0
+                if free:
+                    acquire(v, tid, a + i, t, False, 0, -1)
+            elif op == UNLOCK:
+                i = registers[r + b]
+                if i < 0 or i >= c:
+                    status = BAD_INDEX
+                    break
+                if v.lock[(a + i) * LOCK + L_HOLDER] != tid:
+                    status = BAD_UNLOCK
+                    break
+                t = release(v, tid, a + i, t, code[row + 5] == 1) + v.thread[me + T_STORE]
+                limit = time_limit(v, tid)
+            elif op == SLEEP_NS:
+                v.thread[me + T_SINCE] = t
+                v.thread[me + T_STATE] = SLEEPING
+                heap_push(v, ((t + max(registers[r + a], 0) * 1000) << TID_BITS) | tid)
+                park_spinners(v, tid, t)
+                off = True
+            elif op == WAIT_PREPARE:
+                if v.thread[me + T_ARMED] != 1:
+                    v.thread[me + T_ARMED] = 1
+                    append(v, v.queue, a * 2, a * 2 + 1, T_QUEUE_NEXT, tid)
+            elif op == WAIT_SLEEP:
+                if v.thread[me + T_ARMED] == 1:
+                    v.thread[me + T_SINCE] = t
+                    v.thread[me + T_STATE] = WAITING
+                    park_spinners(v, tid, t)
+                    off = True
+            elif op == WAIT_FINISH:
+                if v.thread[me + T_ARMED] == 1:
+                    leave_queue(v, tid, a)
+                v.thread[me + T_ARMED] = 0
+            elif op == WAKE:
+                wake(v, a, registers[r + b], t + v.wakeup_ps)
+                limit = time_limit(v, tid)
+            elif op == COUNT:
+                v.metric[a * 2] += registers[r + b]
+                v.metric[a * 2 + 1] += 1
+            elif op == OBSERVE:
+                v.histogram[a * HISTOGRAM + bit_length(registers[r + b])] += 1
+                v.histogram[a * HISTOGRAM + 64] += registers[r + b]
+            elif op == HALT:
+                v.thread[me + T_STATE] = HALTED
+                off = True
+                if v.thread[me + T_DAEMON] == 0:
+                    v.scalars[G_LIVE] -= 1
+                    if v.scalars[G_LIVE] == 0:
+                        v.scalars[G_END] = t
+                        status = DONE
+            t += (code[row + 7] * scale) >> 20
+            v.profile[profile + frame] += t - before
+            if off:
+                break
+        v.scalars[G_EXECUTED] += begun - left
+        v.thread[me + T_TIME] = t
+        v.thread[me + T_PC] = pc
+        v.thread[me + T_LAST_FRAME] = frame
+        if status != SLICE:
+            break
+        if off:
+            tid = np.int64(-1)
+        elif t >= limit:
+            key = v.heap[0]
+            replace_first(v, (t << TID_BITS) | tid)
+            tid = key & TID_MASK
+            resume(v, tid, key >> TID_BITS)
+        if left <= 0:
+            break
+    v.scalars[G_CURRENT] = tid
+    return status
+
+
+@jit
+def settle(s):
+    """At the end of a run, cut or complete the accounts of threads caught in the middle of something."""
+    v = view(s)
+    end = v.scalars[G_END]
+    for tid in range(v.threads):
+        me = tid * THREAD
+        state = v.thread[me + T_STATE]
+        if state == HALTED or state == NEW:
+            continue
+        reached = v.thread[me + T_TIME] if state == RUNNING else v.thread[me + T_SINCE]
+        if reached > end:  # its last instruction began before the end and reaches beyond
+            v.profile[v.thread[me + T_GROUP] * v.frames + v.thread[me + T_LAST_FRAME]] -= reached - end
+        elif state == SPINNING:
+            charge_wait(v, tid, end)
+        elif state != RUNNING:
+            v.thread[me + T_OFF_CPU] += end - reached

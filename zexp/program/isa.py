@@ -1,0 +1,79 @@
+"""The instruction set of the staged programs.
+
+A program is a table of instructions, one row of eight 64-bit integers each::
+
+    op  frame  a  b  c  d  e  work
+
+``frame`` is the call-tree node the instruction's time is charged to. Because the builder inlines every call, the call
+stack at an instruction is known when it is staged: frames cost nothing at run time. ``work`` is computing that follows
+the instruction in the same frame, in 1/16 cycle. ``a`` to ``e`` are register numbers, cells, lengths or targets as the
+comment beside each opcode says; a *cell* ``[base + r]`` is a 64-bit variable, bounds-checked against ``length``.
+
+Registers hold 64-bit integers and are private to a thread; constants are registers loaded when the thread starts.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+WORK_UNIT = 16
+"""Work is kept in 1/16 cycle."""
+
+COLUMNS = ("op", "frame", "a", "b", "c", "d", "e", "work")
+OP, FRAME, A, B, C, D, E, WORK = range(8)
+
+ZERO, CPU, NODE = range(3)
+"""Registers every thread starts with: the constant 0, its CPU and its NUMA node."""
+FIRST_FREE_REGISTER = 3
+
+
+class Op(IntEnum):
+    """Opcodes. ``r[x]`` is a register, ``m[x]`` a cell."""
+
+    HALT = 0
+    WORK = 1  #             only the work column
+    WORK_R = 2  #           r[a] cycles
+    BUSY_NS = 3  #          the CPU is busy for r[a] ns
+    MEMORY = 4  #           r[b] dependent reads from the memory of node r[a], no line state kept
+    MOV = 5  #              r[a] = r[b]
+    ADD = 6  #              r[a] = r[b] + r[c], and so on
+    SUB = 7
+    MUL = 8
+    DIV = 9  #              floor division; by zero is an error
+    MOD = 10
+    AND = 11
+    OR = 12
+    XOR = 13
+    SHL = 14
+    SHR = 15
+    MIN = 16
+    MAX = 17
+    LT = 18  #              r[a] = r[b] < r[c]
+    LE = 19
+    EQ = 20
+    NE = 21
+    JUMP = 22  #            to a
+    JUMP_ZERO = 23  #       to a if r[b] == 0
+    LOOP = 24  #            r[b] += 1; to a if r[b] < r[c]
+    NOW_NS = 25  #          r[a] = time
+    RAND_INT = 26  #        r[a] = uniform in [0, r[b])
+    RAND_EXP = 27  #        r[a] = exponential with mean r[b]
+    LOAD = 28  #            r[a] = m[b + r[c]], length d
+    STORE = 29  #           m[b + r[c]] = r[a], length d
+    ATOMIC_ADD = 30  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
+    CAS = 31  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
+    SPIN_LOCK = 32  #       lock a + r[b], length c; slow-path frame d
+    SPIN_TRYLOCK = 33  #    lock a + r[b], length c; r[e] = 1 if taken
+    MUTEX_LOCK = 34  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
+    UNLOCK = 35  #          lock a + r[b], length c; d = 1 for a mutex
+    SLEEP_NS = 36  #        leave the CPU for r[a] ns
+    WAIT_PREPARE = 37  #    join wait queue a
+    WAIT_SLEEP = 38  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
+    WAIT_FINISH = 39  #     leave wait queue a
+    WAKE = 40  #            wake r[b] waiters of queue a, all if r[b] <= 0
+    COUNT = 41  #           metric a: sum += r[b], count += 1
+    OBSERVE = 42  #         histogram a gets r[b]
+
+
+ALU = frozenset(range(Op.ADD, Op.NE + 1))
+JUMPS = frozenset({Op.JUMP, Op.JUMP_ZERO, Op.LOOP})

@@ -1,0 +1,130 @@
+"""A staged program: plain, frozen data that an engine runs, the listing prints and a hash names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from zexp.program.memory import LockKind, Memory, VariableInfo
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A node of the call tree."""
+
+    parent: int
+    symbol: str
+
+
+@dataclass(frozen=True, eq=False)
+class ThreadInfo:
+    """A thread to start: one a CPU."""
+
+    comm: str
+    daemon: bool
+    cpu: int
+    start_ns: int
+    pc: int
+    registers: Ints
+    """Initial register file: constants and parameters."""
+
+
+@dataclass(frozen=True)
+class LockClass:
+    """A lock or array of locks, the unit of lock statistics."""
+
+    name: str
+    kind: LockKind
+    base: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Everything an engine needs; see ``isa`` for the code."""
+
+    code: Ints
+    """``[instructions, 8]``."""
+    where: tuple[tuple[str, int], ...]
+    """File and line that staged each instruction."""
+    frames: tuple[Frame, ...]
+    threads: tuple[ThreadInfo, ...]
+    cells: Ints
+    """Initial values; those below ``len(cell_line)`` lie on cache lines, the rest is bookkeeping."""
+    cell_line: Ints
+    line_home: Ints
+    """NUMA node of each line."""
+    line_variable: Ints
+    """Index into ``variables`` by which traffic is reported."""
+    variables: tuple[VariableInfo, ...]
+    lock_line: Ints
+    lock_class: Ints
+    lock_classes: tuple[LockClass, ...]
+    queues: tuple[str, ...]
+    metrics: tuple[str, ...]
+    histograms: tuple[tuple[str, str], ...]
+    """name, unit."""
+
+    @classmethod
+    def freeze(
+        cls,
+        code: Ints,
+        where: Iterable[tuple[str, int]],
+        frames: Iterable[Frame],
+        threads: Iterable[ThreadInfo],
+        memory: Memory,
+        queues: Sequence[str],
+        metrics: Sequence[str],
+        histograms: Sequence[tuple[str, str]],
+    ) -> Program:
+        """Turn the builder's lists into arrays."""
+        return cls(
+            code=code,
+            where=tuple(where),
+            frames=tuple(frames),
+            threads=tuple(threads),
+            cells=np.concatenate([np.array(memory.init_tracked, np.int64), *memory.init_untracked]),
+            cell_line=np.array(memory.line_of, np.int64),
+            line_home=np.array(memory.line_home, np.int64),
+            line_variable=np.array(memory.line_variable, np.int64),
+            variables=tuple(
+                VariableInfo(v.name, memory.settle(v.base), v.length, v.tracked) for v in memory.variables
+            ),
+            lock_line=np.array(memory.lock_line, np.int64),
+            lock_class=np.array(memory.lock_class_of, np.int64),
+            lock_classes=tuple(LockClass(*c) for c in memory.lock_classes),
+            queues=tuple(queues),
+            metrics=tuple(metrics),
+            histograms=tuple(histograms),
+        )
+
+    @cached_property
+    def comms(self) -> tuple[str, ...]:
+        """Thread groups, in order of first appearance."""
+        return tuple(dict.fromkeys(t.comm for t in self.threads))
+
+    def stack(self, frame: int) -> tuple[str, ...]:
+        """The call stack of a call-tree node, outermost first."""
+        symbols: list[str] = []
+        while frame >= 0:
+            if frame > 0 or not symbols:
+                symbols.append(self.frames[frame].symbol)
+            frame = self.frames[frame].parent
+        return tuple(reversed(symbols))
+
+    def digest(self) -> str:
+        """SHA-256 of all that decides the outcome (not of source lines)."""
+        h = hashlib.sha256()
+        for array in (self.code, self.cells, self.cell_line, self.line_home, self.lock_line, self.lock_class):
+            h.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+        for t in self.threads:
+            h.update(f"{t.comm}|{t.daemon}|{t.cpu}|{t.start_ns}|{t.pc}".encode() + t.registers.tobytes())
+        h.update(repr((self.frames, self.lock_classes, self.queues, self.metrics, self.histograms)).encode())
+        return h.hexdigest()

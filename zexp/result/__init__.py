@@ -1,0 +1,7 @@
+"""What every engine returns, and the tables made of it."""
+
+from zexp.result.histogram import Log2Histogram
+from zexp.result.profile import FunctionRow, Profile, StackTime
+from zexp.result.run_result import LineStats, LockStats, RunResult
+
+__all__ = ["FunctionRow", "LineStats", "LockStats", "Log2Histogram", "Profile", "RunResult", "StackTime"]

@@ -1,0 +1,53 @@
+"""The one value every engine returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zexp.result.histogram import Log2Histogram
+from zexp.result.profile import Profile
+
+
+@dataclass(frozen=True)
+class LockStats:
+    """What a lock-contention tool would report of one lock (or array of locks)."""
+
+    name: str
+    acquisitions: int
+    contended: int
+    """Acquisitions that had to wait."""
+    wait_ns: Log2Histogram
+    """Waiting time of the contended acquisitions."""
+    hold_ns: Log2Histogram
+
+
+@dataclass(frozen=True)
+class LineStats:
+    """Cache-line traffic of one variable (or array), as ``perf c2c`` would group it."""
+
+    name: str
+    transfers: int
+    """Accesses that had to fetch the line, or its ownership, from another cache or from memory."""
+    transfer_ns: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of one run. Everything but ``wall_s`` is a function of configuration and seed alone."""
+
+    engine: str
+    sim_ns: float
+    """Time the workload took on the machine it ran on."""
+    pages: int | None
+    """Pages the workload handled, the base of every per-page figure."""
+    metrics: Mapping[str, float]
+    """Flat names with ``/`` as separator, e.g. ``lock/tree_lock/wait_ns``."""
+    profile: Profile
+    locks: tuple[LockStats, ...]
+    lines: tuple[LineStats, ...]
+    histograms: Mapping[str, Log2Histogram]
+    instructions: int
+    """Instructions the engine executed; 0 where an engine cannot say."""
+    wall_s: float
+    """Real seconds the engine took."""
