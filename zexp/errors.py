@@ -29,7 +29,7 @@ class SimulationError(ZexpError):
     """The staged programs did something impossible while they ran: a deadlock, an index out of range."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the user asked for it
+class Interrupted(KeyboardInterrupt):
     """The user pressed Ctrl-C while the simulation ran."""
 
 

@@ -123,7 +123,7 @@ def _profile(rows: list[dict[str, Any]], limit: int) -> Table:
     table.add_column("symbol", overflow="fold")
     for name in ("self %", "children %", "ns/page"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("100 % is")
+    table.add_column("base")
     for row in rows[:limit]:
         per_page = row["ns_per_page"]
         table.add_row(

@@ -40,6 +40,7 @@ def serve(store: Store, host: str, port: int) -> int:
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", store.uri, "--registry-store-uri", store.uri]
     command += ["--default-artifact-root", store.artifact_root.as_uri(), "--no-serve-artifacts"]
+    command += ["--uvicorn-opts", "--log-level warning"]
     # A session of its own: Ctrl-C reaches us alone, and we stop the server with all the processes it started.
     child = subprocess.Popen(command, env=_environment(), cwd=store.folder, start_new_session=True)
     try:
@@ -113,6 +114,7 @@ def _environment() -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PYTHONWARNINGS": "ignore",  # deprecations among its own libraries
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # seven idle processes, for GenAI evaluations only
     }
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from zexp.machine import Machine
 
 MAX_WORK_CYCLES = 1 << 33
+INT64_MAX = (1 << 63) - 1
 NOT_MERGED = isa.JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op.WAIT_SLEEP}
 """Work after these is an instruction of its own: they jump or may block."""
 
@@ -111,9 +112,19 @@ class Builder:
 
     # ---- declarations -------------------------------------------------------------------------------------------
 
-    def var(self, name: str, init: int = 0, home: int = 0) -> Ref:
-        """A variable on a cache line of its own (or on the open ``line``), in the memory of node ``home``."""
-        return self.array(name, 1, init=[init], homes=[home])[0]
+    def var(self, name: str, init: int = 0, home: int = 0, beside: Ref | None = None) -> Ref:
+        """A variable on a cache line of its own in the memory of node ``home``; or on the open ``line``, or on the
+        line of the variable ``beside``."""
+        outer = self.memory.shared_line
+        if beside is not None:
+            self._own(beside.array.builder, beside.array.name)
+            if isinstance(beside.index, Value) or beside.array.base >= Memory.UNTRACKED:
+                raise StagingError(f"{name}: beside must name a fixed variable that lies on a cache line")
+            self.memory.shared_line = self.memory.line_of[beside.array.base + beside.index]
+        try:
+            return self.array(name, 1, init=[init], homes=[home])[0]
+        finally:
+            self.memory.shared_line = outer
 
     def array(
         self,
@@ -126,7 +137,9 @@ class Builder:
     ) -> Array:
         """``length`` variables, ``per_line`` neighbours to a cache line; element i lives on node ``homes[i]``."""
         values = self._init(name, length, init)
-        base = self.memory.declare(name, values, list(homes) if homes is not None else [0] * length, per_line)
+        if per_line < 1:
+            raise StagingError(f"{name}: per_line={per_line} puts no element on a cache line")
+        base = self.memory.declare(name, values, self._homes(name, length, homes), per_line)
         return Array(self, name, base, length)
 
     def bookkeeping(
@@ -138,13 +151,13 @@ class Builder:
     def per_cpu(self, name: str, init: int = 0) -> PerCpu:
         """One variable a CPU; ``.mine`` is that of the running thread's CPU."""
         homes = [int(n) for n in self.machine.node_of]
-        base = self.memory.declare(name, np.full(len(homes), init, np.int64), homes, 1)
+        base = self.memory.declare(name, self._init(name, len(homes), [init] * len(homes)), homes, 1)
         return PerCpu(self, name, base, len(homes))
 
     def per_node(self, name: str, init: int = 0) -> PerNode:
         """One variable a NUMA node; ``.mine`` is that of the running thread's node."""
         nodes = self.machine.nodes
-        base = self.memory.declare(name, np.full(nodes, init, np.int64), list(range(nodes)), 1)
+        base = self.memory.declare(name, self._init(name, nodes, [init] * nodes), list(range(nodes)), 1)
         return PerNode(self, name, base, nodes)
 
     @contextmanager
@@ -152,7 +165,8 @@ class Builder:
         """Everything declared inside shares one cache line: a struct, or false sharing on purpose."""
         if self.memory.shared_line is not None:
             raise StagingError(f"k.line({name!r}) inside another k.line")
-        self.memory.shared_line = self.memory.new_line(home, len(self.memory.variables))
+        (node,) = self._homes(name, 1, [home])
+        self.memory.shared_line = self.memory.new_line(node, len(self.memory.variables))
         try:
             yield
         finally:
@@ -164,7 +178,7 @@ class Builder:
         """``length`` locks of one class, each on its own line (or all on the open ``line``)."""
         if length < 1:
             raise StagingError(f"{name}: a lock array needs at least one lock, not {length}")
-        base, klass = self.memory.declare_locks(name, kind, length, list(homes) if homes is not None else [0] * length)
+        base, klass = self.memory.declare_locks(name, kind, length, self._homes(name, length, homes))
         return Locks(self, name, kind, base, length, klass)
 
     def spinlock(self, name: str, kind: LockKind = SPINLOCK) -> LockRef:
@@ -183,10 +197,21 @@ class Builder:
     def _init(self, name: str, length: int, init: object) -> npt.NDArray[np.int64]:
         if length < 1:
             raise StagingError(f"{name}: an array needs at least one element, not {length}")
-        values = np.zeros(length, np.int64) if init is None else np.asarray(init, np.int64)
+        values = np.zeros(length, np.int64) if init is None else np.asarray(init)
         if len(values) != length:
             raise StagingError(f"{name}: {len(values)} initial values for {length} elements")
-        return values
+        if values.dtype.kind not in "iu" or int(values.max()) > INT64_MAX:
+            raise StagingError(f"{name}: initial values must be ints of 64 bits, not {values.dtype}")
+        return values.astype(np.int64)
+
+    def _homes(self, name: str, length: int, homes: Sequence[int] | None) -> list[int]:
+        nodes = [0] * length if homes is None else [int(home) for home in homes]
+        if len(nodes) != length:
+            raise StagingError(f"{name}: {len(nodes)} homes for {length} elements")
+        for home in nodes:
+            if not 0 <= home < self.machine.nodes:
+                raise StagingError(f"{name}: home {home}: the machine has nodes 0 to {self.machine.nodes - 1}")
+        return nodes
 
     # ---- threads ------------------------------------------------------------------------------------------------
 
@@ -204,13 +229,18 @@ class Builder:
 
     def spawn(self, body: Body, cpu: int, start_ns: int = 0, **args: int) -> None:
         """Start a thread of ``body`` on ``cpu`` (one thread a CPU) at ``start_ns``, with the body's parameters."""
+        if body.builder is not self:
+            raise StagingError(f"spawn: thread {body.comm!r} belongs to another program")
+        cpu, start_ns = self._number(cpu), self._number(start_ns)
         if not 0 <= cpu < self.machine.cpus:
             raise StagingError(f"spawn on CPU {cpu}: the machine has CPUs 0 to {self.machine.cpus - 1}")
         if any(cpu == other for _, other, _, _ in self._threads):
             raise StagingError(f"spawn: CPU {cpu} already has a thread; the simulated machine runs one a CPU")
         if args.keys() != body.args.keys():
             raise StagingError(f"spawn of {body.comm!r} got {sorted(args)}, its parameters are {sorted(body.args)}")
-        self._threads.append((body, cpu, start_ns, {k: int(v) for k, v in args.items()}))
+        if start_ns < 0:
+            raise StagingError(f"spawn: start_ns={start_ns} is before the start of the run")
+        self._threads.append((body, cpu, start_ns, {k: self._number(v) for k, v in args.items()}))
 
     def finish(self) -> Program:
         """Freeze the program."""
@@ -256,6 +286,8 @@ class Builder:
         if isinstance(cycles, Value):
             self._emit(Op.WORK_R, self._reg(cycles))
             return
+        if isinstance(cycles, bool) or not isinstance(cycles, (int, float, np.integer, np.floating)):
+            raise StagingError(f"work of {cycles!r} cycles: give a number or a staged value")
         if not 0 <= cycles <= MAX_WORK_CYCLES:
             raise StagingError(f"work of {cycles} cycles: give 0 to {MAX_WORK_CYCLES}, or use k.busy_ns or k.sleep_ns")
         units = round(cycles * isa.WORK_UNIT)
@@ -267,6 +299,7 @@ class Builder:
             and self._label != len(self.code)
             and last[isa.FRAME] == self._frame
             and last[isa.OP] not in NOT_MERGED
+            and last[isa.WORK] + units <= MAX_WORK_CYCLES * isa.WORK_UNIT
         ):
             last[isa.WORK] += units
             self._else = None
@@ -310,6 +343,8 @@ class Builder:
 
     def alu(self, op: Op, left: IntLike, right: IntLike) -> Value:
         """Arithmetic and comparisons of values; the operators of ``Value`` call it."""
+        if op in (Op.DIV, Op.MOD) and type(right) is int and right > 0 and right & (right - 1) == 0:
+            op, right = (Op.SHR, right.bit_length() - 1) if op == Op.DIV else (Op.AND, right - 1)
         return self._result(op, self._reg(left), self._reg(right))
 
     def minimum(self, left: IntLike, right: IntLike) -> Value:
@@ -367,6 +402,7 @@ class Builder:
 
     def acquire(self, ref: LockRef) -> None:
         """Take a lock; prefer ``with k.lock(ref):``."""
+        self._lock(ref)
         kind = ref.locks.kind
         body = self._current()
         if any(h.identity() == ref.identity() for h in body.held):
@@ -396,6 +432,7 @@ class Builder:
     @contextmanager
     def trylock(self, ref: LockRef) -> Iterator[Value]:
         """``with k.trylock(ref) as taken:`` tries; the body runs only if it was taken, and releases at its end."""
+        self._lock(ref)
         if ref.locks.kind.mutex:
             raise StagingError(f"trylock of the mutex {ref.locks.name}: only spinlocks have one")
         with self.func("_raw_spin_trylock"):
@@ -541,9 +578,7 @@ class Builder:
     def _reg(self, value: IntLike) -> int:
         body = self._current()
         if not isinstance(value, Value):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise StagingError(f"{value!r} is neither an int nor a staged value")
-            number = int(value)
+            number = self._number(value)
             if number == 0:
                 return isa.ZERO
             if number not in body.constants:
@@ -561,6 +596,15 @@ class Builder:
         if scope is None:
             raise StagingError(f"{value!r} was made inside a branch or loop that has ended: keep it in a k.local()")
         return value.register
+
+    def _number(self, value: object) -> int:
+        if isinstance(value, Value):
+            return int(value)  # raises
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise StagingError(f"{value!r} is neither an int nor a staged value")
+        if not -INT64_MAX - 1 <= value <= INT64_MAX:
+            raise StagingError(f"{value} does not fit 64 bits")
+        return int(value)
 
     def _own(self, builder: Builder, what: str) -> None:
         if builder is not self:

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 
+def _checked(index: IntLike, name: str, length: int, what: str) -> IntLike:
+    if isinstance(index, Value):
+        return index
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise StagingError(f"{name}[{index!r}]: an index is an int or a staged value")
+    if not 0 <= index < length:
+        raise StagingError(f"{name}[{index}] is outside its {length} {what}")
+    return int(index)
+
+
 @dataclass(frozen=True, eq=False)
 class Array:
     """``length`` variables of 64 bits; ``array[i]`` names one, for the builder's load and store."""
@@ -33,9 +43,7 @@ class Array:
         return self.length
 
     def _checked(self, index: IntLike) -> IntLike:
-        if not isinstance(index, Value) and not 0 <= index < self.length:
-            raise StagingError(f"{self.name}[{index}] is outside its {self.length} elements")
-        return index
+        return _checked(index, self.name, self.length, "elements")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +103,7 @@ class Locks:
     """Index of the lock class, by which statistics are kept."""
 
     def __getitem__(self, index: IntLike) -> LockRef:
-        if not isinstance(index, Value) and not 0 <= index < self.length:
-            raise StagingError(f"{self.name}[{index}] is outside its {self.length} locks")
-        return LockRef(self, index)
+        return LockRef(self, _checked(index, self.name, self.length, "locks"))
 
     def __len__(self) -> int:
         return self.length

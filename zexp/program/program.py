@@ -122,9 +122,12 @@ class Program:
     def digest(self) -> str:
         """SHA-256 of all that decides the outcome (not of source lines)."""
         h = hashlib.sha256()
-        for array in (self.code, self.cells, self.cell_line, self.line_home, self.lock_line, self.lock_class):
+        for array in (
+            self.code, self.cells, self.cell_line, self.line_home, self.line_variable, self.lock_line, self.lock_class
+        ):  # fmt: skip
             h.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
         for t in self.threads:
             h.update(f"{t.comm}|{t.daemon}|{t.cpu}|{t.start_ns}|{t.pc}".encode() + t.registers.tobytes())
-        h.update(repr((self.frames, self.lock_classes, self.queues, self.metrics, self.histograms)).encode())
+        names = (self.frames, self.variables, self.lock_classes, self.queues, self.metrics, self.histograms)
+        h.update(repr(names).encode())
         return h.hexdigest()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Union
 
+import numpy as np
+
 from zexp.program.errors import StagingError
 from zexp.program.isa import Op
 
@@ -71,11 +73,19 @@ class Value:
 
     __rxor__ = __xor__
 
+    __rxor__ = __xor__
+
     def __lshift__(self, other: IntLike) -> Value:
         return self.builder.alu(Op.SHL, self, other)
 
     def __rshift__(self, other: IntLike) -> Value:
         return self.builder.alu(Op.SHR, self, other)
+
+    def __rlshift__(self, other: int) -> Value:
+        return self.builder.alu(Op.SHL, other, self)
+
+    def __rrshift__(self, other: int) -> Value:
+        return self.builder.alu(Op.SHR, other, self)
 
     def __neg__(self) -> Value:
         return self.builder.alu(Op.SUB, 0, self)
@@ -137,4 +147,6 @@ class Local(Value):
 def _int_like(other: object) -> IntLike:
     if isinstance(other, (int, Value)):
         return other
+    if isinstance(other, np.integer):
+        return int(other)
     raise StagingError(f"a staged value can be compared with an int or another staged value, not with {other!r}")

@@ -21,7 +21,7 @@ from zexp.result import LineStats, LockStats, Log2Histogram, Profile, RunResult,
 
 if TYPE_CHECKING:
     from zexp.machine import Machine
-    from zexp.program import Program
+    from zexp.program import Program, Ref
 
 PS_PER_NS = 1000
 FIRST_SLICE = 2_000_000
@@ -39,8 +39,8 @@ class Progress:
     sim_ns: float
     instructions: int
     wall_s: float
-    counts: dict[str, int]
-    """The metrics so far."""
+    watched: int
+    """The value of the variable the caller watches; 0 if none."""
 
 
 Observer = Callable[[Progress], None]
@@ -108,7 +108,7 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
         line_free=np.zeros(lines, np.int64),
         sharers=np.zeros((lines, words), np.uint64),
         l3_mask=np.ascontiguousarray(l3.reshape(machine.cpus, words)),
-        latency=np.rint(machine.line_latency_ns * PS_PER_NS).astype(np.int64),
+        latency=np.ascontiguousarray(np.rint(machine.line_latency_ns.T * PS_PER_NS).astype(np.int64)),
         memory=np.rint(machine.memory_latency_ns * PS_PER_NS).astype(np.int64),
         thread=th,
         random=np.array([_seed(seed, tid) for tid in range(len(threads))], np.uint64),
@@ -160,12 +160,14 @@ def run(
     machine: Machine,
     *,
     seed: int = 0,
+    watch: Ref | None = None,
     observer: Observer | None = None,
     notify: Notify = lambda message: None,
 ) -> RunResult:
     """Run a program to its end.
 
-    The result's ``metrics`` hold what the program counted; callers add what they derive. Raises ``SimulationError`` if
+    ``watch`` is a variable of its own whose value the observer is told. The result's ``metrics`` hold what the program
+    counted; callers add what they derive. Raises ``SimulationError`` if
     the program deadlocks, loops without time passing or indexes out of range, ``Interrupted`` on Ctrl-C.
     """
     compile_vm(notify)
@@ -184,12 +186,13 @@ def run(
             standstill = standstill + budget if position == last else 0
             last = position
             if standstill > LIVELOCK_INSTRUCTIONS:
-                raise SimulationError(f"no time passes: endless loop in {_where(program, state, current)}")
+                culprit = current if current >= 0 else int(state.heap[0]) & st.TID_MASK
+                raise SimulationError(f"no time passes: endless loop in {_where(program, state, culprit)}")
             if observer is not None:
                 now = int(state.thread[current, st.T_TIME]) if current >= 0 else 0
-                counts = {name: int(state.metric[i, 0]) for i, name in enumerate(program.metrics)}
+                watched = int(state.cells[watch.array.base]) if watch is not None else 0
                 executed = int(state.scalars[st.G_EXECUTED])
-                observer(Progress(now / PS_PER_NS, executed, time.perf_counter() - started, counts))
+                observer(Progress(now / PS_PER_NS, executed, time.perf_counter() - started, watched))
             budget = int(min(max(budget * SLICE_SECONDS / max(elapsed, 1e-3), FIRST_SLICE / 4), 4 * budget))
     except KeyboardInterrupt:
         raise Interrupted from None

@@ -100,6 +100,18 @@ def charge_wait(v, tid, until):
 
 
 @jit
+def uncharge_wait(v, tid, end):
+    """Take back what a parked waiter's spinning was charged beyond ``end``; returns where its own time stops then."""
+    me = tid * THREAD
+    group = v.thread[me + T_GROUP] * v.frames
+    low = max(v.thread[me + T_ARRIVED], end)
+    head = min(max(v.thread[me + T_HEAD_SINCE], low), v.thread[me + T_SINCE])
+    v.profile[group + v.thread[me + T_QUEUE_FRAME]] -= head - low
+    v.profile[group + v.thread[me + T_SPIN_FRAME]] -= v.thread[me + T_SINCE] - head
+    return low
+
+
+@jit
 def park_spinners(v, owner, now):
     """``owner`` leaves the CPU: those who spin on its mutexes stop and sleep, and so do those who spin on theirs."""
     if v.thread[owner * THREAD + T_MUTEXES] == 0:
@@ -178,6 +190,15 @@ def grant(v, number, tid, at, mutex):
 
 
 @jit
+def count_hold(v, number, until):
+    """Put the time a lock was held into its statistics."""
+    stats = v.lock_class[number] * LOCK_STATS
+    hold_ns = max(until - v.lock[number * LOCK + L_HELD_SINCE], 0) // 1000
+    v.lock_stat[stats + S_HOLD_NS] += hold_ns
+    v.lock_stat[stats + HOLD_BUCKETS + bit_length(hold_ns)] += 1
+
+
+@jit
 def release(v, tid, number, now, mutex):
     """Release a lock and hand it to the next waiter; returns when the releasing CPU goes on."""
     lock = number * LOCK
@@ -185,10 +206,7 @@ def release(v, tid, number, now, mutex):
     line = v.lock_line[number]
     go_on = buffered_store(v, tid, line, now)
     done = v.thread[me + T_DRAIN]
-    stats = v.lock_class[number] * LOCK_STATS
-    hold_ns = max(done - v.lock[lock + L_HELD_SINCE], 0) // 1000
-    v.lock_stat[stats + S_HOLD_NS] += hold_ns
-    v.lock_stat[stats + HOLD_BUCKETS + bit_length(hold_ns)] += 1
+    count_hold(v, number, done)
     v.lock[lock + L_HOLDER] = -1
     if mutex:
         v.thread[me + T_MUTEXES] -= 1

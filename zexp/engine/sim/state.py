@@ -86,7 +86,7 @@ class State(NamedTuple):
     line_free: Ints  # [lines] ps when the last transfer of ownership is over
     sharers: Words  # [lines, words] CPUs that may read
     l3_mask: Words  # [cpus, words] CPUs behind the same L3
-    latency: Ints  # [cpus, cpus] ps
+    latency: Ints  # [cpus, cpus] ps: to the row's CPU from the column's
     memory: Ints  # [nodes, nodes] ps
     thread: Ints  # [threads, THREAD]
     random: Words  # [threads]

@@ -11,7 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 from zexp.engine.sim.caches import buffered_store, fetch_shared, jit, locked_access
-from zexp.engine.sim.locks import acquire, append, bit_length, charge_wait, heap_push, park_spinners, release
+from zexp.engine.sim.locks import (
+    acquire,
+    append,
+    bit_length,
+    charge_wait,
+    count_hold,
+    heap_push,
+    park_spinners,
+    release,
+    uncharge_wait,
+)
 from zexp.engine.sim.pointers import leading_zeros
 from zexp.engine.sim.state import (
     BAD_BOUND,
@@ -28,15 +38,20 @@ from zexp.engine.sim.state import (
     G_LIVE,
     HALTED,
     HISTOGRAM,
+    L_HEAD,
+    L_HELD_SINCE,
     L_HOLDER,
     LOCK,
+    LOCK_STATS,
     NEW,
     PARKED,
     RUNNING,
+    S_ACQUIRED,
     SLEEPING,
     SLICE,
     SPINNING,
     T_ARMED,
+    T_ATOMIC,
     T_CPU,
     T_DAEMON,
     T_DRAIN,
@@ -193,6 +208,7 @@ def run(s, budget):
         bit = np.uint64(1) << np.uint64(cpu & 63)
         scale = v.thread[me + T_SCALE]
         hit_ps = v.thread[me + T_HIT]
+        atomic_ps = v.thread[me + T_ATOMIC]
         profile = v.thread[me + T_GROUP] * v.frames
         limit = time_limit(v, tid)
         begun = left
@@ -252,7 +268,9 @@ def run(s, budget):
                 if divisor == 0:
                     status = DIVISION
                     break
-                if op == DIV:
+                if op == DIV and divisor == -1:  # the one that may overflow: like the others, it wraps
+                    registers[r + a] = 0 - registers[r + b]
+                elif op == DIV:
                     registers[r + a] = registers[r + b] // divisor
                 else:
                     registers[r + a] = registers[r + b] % divisor
@@ -323,16 +341,33 @@ def run(s, budget):
                 else:
                     registers[r + a] = 0
                 if cell < v.tracked:
-                    t = locked_access(v, tid, v.cell_line[cell], t)
+                    line = v.cell_line[cell]
+                    if v.excl[line] == cpu:
+                        t = max(t, v.thread[me + T_DRAIN]) + atomic_ps
+                        v.line_free[line] = t
+                    else:
+                        t = locked_access(v, tid, line, t)
             elif op == SPIN_LOCK or op == MUTEX_LOCK:
                 i = registers[r + b]
                 if i < 0 or i >= c:
                     status = BAD_INDEX
                     break
-                t = locked_access(v, tid, v.lock_line[a + i], t)
-                mutex = op == MUTEX_LOCK
-                spin_frame = code[row + 6] if mutex else np.int64(-1)
-                off = not acquire(v, tid, a + i, t, mutex, code[row + 5], spin_frame)
+                number = a + i
+                line = v.lock_line[number]
+                if v.excl[line] == cpu:
+                    t = max(t, v.thread[me + T_DRAIN]) + atomic_ps
+                    v.line_free[line] = t
+                else:
+                    t = locked_access(v, tid, line, t)
+                lock = number * LOCK
+                if op == SPIN_LOCK and v.lock[lock + L_HOLDER] < 0:
+                    v.lock[lock + L_HOLDER] = tid
+                    v.lock[lock + L_HELD_SINCE] = t
+                    v.lock_stat[v.lock_class[number] * LOCK_STATS + S_ACQUIRED] += 1
+                else:
+                    mutex = op == MUTEX_LOCK
+                    spin_frame = code[row + 6] if mutex else np.int64(-1)
+                    off = not acquire(v, tid, number, t, mutex, code[row + 5], spin_frame)
             elif op == SPIN_TRYLOCK:
                 i = registers[r + b]
                 if i < 0 or i >= c:
@@ -348,11 +383,24 @@ def run(s, budget):
                 if i < 0 or i >= c:
                     status = BAD_INDEX
                     break
-                if v.lock[(a + i) * LOCK + L_HOLDER] != tid:
+                number = a + i
+                lock = number * LOCK
+                if v.lock[lock + L_HOLDER] != tid:
                     status = BAD_UNLOCK
                     break
-                t = release(v, tid, a + i, t, code[row + 5] == 1) + v.thread[me + T_STORE]
-                limit = time_limit(v, tid)
+                mutex = code[row + 5] == 1
+                if (
+                    mutex
+                    or v.lock[lock + L_HEAD] >= 0
+                    or v.excl[v.lock_line[number]] != cpu
+                    or v.thread[me + T_DRAIN] > t
+                ):
+                    t = release(v, tid, number, t, mutex)
+                    limit = time_limit(v, tid)
+                else:
+                    count_hold(v, number, t)
+                    v.lock[lock + L_HOLDER] = -1
+                t += v.thread[me + T_STORE]
             elif op == SLEEP_NS:
                 v.thread[me + T_SINCE] = t
                 v.thread[me + T_STATE] = SLEEPING
@@ -425,6 +473,8 @@ def settle(s):
             continue
         reached = v.thread[me + T_TIME] if state == RUNNING else v.thread[me + T_SINCE]
         if reached > end:  # its last instruction began before the end and reaches beyond
+            if state == PARKED:  # or it did: after it the thread spun until a release visible only after the end
+                reached = uncharge_wait(v, tid, end)
             v.profile[v.thread[me + T_GROUP] * v.frames + v.thread[me + T_LAST_FRAME]] -= reached - end
         elif state == SPINNING:
             charge_wait(v, tid, end)

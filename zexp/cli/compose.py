@@ -1,0 +1,63 @@
+"""Hydra's composition, with its errors turned into one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from zexp import plugins, schema
+from zexp.errors import ZexpError, near
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def ready(strict: bool = True) -> plugins.Registry:
+    """Load the plugins and tell Hydra what they bring."""
+    registry = plugins.load()
+    if strict:
+        registry.require_sound()
+    schema.register(registry)
+    return registry
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """Compose a configuration as ``zexp run`` would."""
+    import hydra
+
+    with errors(), hydra.initialize_config_dir(str(schema.folder()), version_base="1.3"):
+        return hydra.compose("config", overrides)
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turn what Hydra and OmegaConf raise for a wrong override into a ``ZexpError`` of one line."""
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        allowed = [o for o in error.options or [] if not o.startswith("_")]
+        raise ZexpError(f"{group}={choice}: unknown {group}; {near(choice, allowed)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ZexpError(_one_line(error)) from error
+
+
+def _one_line(error: Exception) -> str:
+    cause = error.__cause__
+    text = str(error).strip().splitlines()[0]
+    if cause is None:
+        return " ".join(str(error).split())
+    reason = str(cause).strip().splitlines()[0]
+    parent = getattr(cause, "parent_node", None)
+    key = getattr(cause, "key", None)
+    hint = ""
+    if parent is not None and key is not None and "not in" in reason:
+        try:
+            hint = "; " + near(str(key), [str(k) for k in parent])
+        except Exception:  # the node may be anything; the message does without
+            hint = ""
+    return f"{text.rstrip('.')}: {reason}{hint}"

@@ -1,0 +1,69 @@
+"""``zexp COMMAND``: dispatch, with every command imported only when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module, metadata
+
+from zexp.errors import ZexpError
+
+COMMANDS = {
+    "run": "compose and run one experiment, or a sweep with -m",
+    "list": "machines, kernels, workloads and policies, and which plugin each policy came from",
+    "explain": "print the staged program of an experiment as a listing, with costs",
+    "show": "print a run: zexp show last",
+    "ui": "open MLflow's UI on the store the runs went to",
+}
+USER_ERROR, CRASH, INTERRUPTED = 2, 1, 130
+
+
+def usage() -> str:
+    """The help text."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: zexp COMMAND ...",
+            "",
+            "What will this memory-management policy cost on that machine, under that load?",
+            "",
+            *lines,
+            "",
+            "examples:",
+            "  zexp run experiment=munmap_24g",
+            "  zexp run -m experiment=munmap_24g policy/accounting=eager,lazy,shared_atomic workload.processes=1,8,64",
+            "  zexp COMMAND --help",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; 0 is success, 2 a mistake in the input, 130 Ctrl-C, 1 anything else."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"zexp {metadata.version('zexp')}")
+        return 0
+    try:
+        if argv[0] not in COMMANDS:
+            from zexp.errors import near
+
+            raise ZexpError(f"{argv[0]}: unknown command; {near(argv[0], COMMANDS)}")
+        command = import_module(f"zexp.cli.{argv[0]}")
+        return int(command.main(argv[1:]))
+    except ZexpError as error:
+        if not getattr(error, "told", False):
+            print(f"zexp: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("zexp: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return CRASH
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One run as a typed value, and its way from configuration to result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zexp import machine as machines
+from zexp.schema import Config, Published, Tracking
+from zexp.errors import ConfigError, PluginError, ZexpError, near
+from zexp.kernel import KernelBuilder, KernelConfig, PoolAccounting
+from zexp.machine import Machine
+from zexp.program import Program
+from zexp.result import RunResult
+from zexp.workload import WORKLOADS, Load, Workload
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from zexp.engine.sim.engine import Notify, Observer
+    from zexp.plugins import Registry
+
+ENGINES = ("sim",)
+PS_PER_NS = 1000
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A machine, a kernel, a workload and policies: everything that decides a result."""
+
+    name: str
+    machine: Machine
+    kernel: KernelConfig
+    workload: Workload
+    accounting: PoolAccounting
+    seed: int
+    published: Published
+    tracking: Tracking
+    notes: str
+    config: Mapping[str, Any]
+    """The resolved configuration it was made of."""
+    plugins: Mapping[str, str]
+    """Distribution and version of the plugins used."""
+
+    def digest(self) -> str:
+        """A hash of all that decides the result: two runs with one digest are the same run."""
+        deciding = {k: v for k, v in self.config.items() if k in ("kernel", "workload", "policy", "engine", "seed")}
+        text = json.dumps([deciding, self.machine.digest(), dict(self.plugins)], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
+    """Check a composed configuration and build what it names; raises ``ConfigError`` and its kin."""
+    from omegaconf import OmegaConf
+
+    resolved = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(resolved, dict)
+    typed: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    if typed.engine not in ENGINES:
+        raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
+    kernel = typed.kernel
+    kernel.validate()
+    accounting = typed.policy.accounting
+    if not isinstance(accounting, PoolAccounting):
+        raise ConfigError("policy/accounting", accounting, f"choose one; {near('', registry.accounting)}")
+    if not isinstance(typed.workload, Workload):
+        raise ConfigError("workload", typed.workload, f"choose one; {near('', WORKLOADS)}")
+    origin = registry.origins[accounting.name]
+    try:
+        accounting.validate()
+    except ValueError as error:
+        raise ConfigError(f"policy.accounting ({accounting.name} of {origin})", accounting, str(error)) from error
+    return Experiment(
+        name=typed.name,
+        machine=machines.load(typed.machine),
+        kernel=kernel,
+        workload=typed.workload,
+        accounting=accounting,
+        seed=typed.seed,
+        published=typed.published,
+        tracking=typed.tracking,
+        notes=typed.notes,
+        config={str(k): v for k, v in resolved.items()},
+        plugins={origin.distribution: origin.version},
+    )
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A program ready to run, and what its metrics are made of."""
+
+    program: Program
+    load: Load
+    accounting_stacks: frozenset[tuple[str, ...]]
+
+
+def stage(experiment: Experiment) -> Staged:
+    """Stage the experiment's program. An error in a policy's code names the plugin and the line."""
+    k = KernelBuilder(experiment.machine, experiment.kernel)
+    try:
+        load = experiment.workload.stage(k, experiment.accounting)
+        program = k.finish()
+    except Exception as error:
+        raise _blame(error, experiment) from error
+    return Staged(program, load, frozenset(k.accounting_stacks))
+
+
+def _blame(error: Exception, experiment: Experiment) -> Exception:
+    """An error raised while the policy's own code ran becomes one that names its plugin, file and line."""
+    import sys
+
+    policy = type(experiment.accounting)
+    source = getattr(sys.modules.get(policy.__module__), "__file__", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
+    if not frames:
+        return error
+    plugin = " ".join(next(iter(experiment.plugins.items())))
+    what = str(error) if isinstance(error, ZexpError) else f"{type(error).__name__}: {error}"
+    return PluginError(
+        f"policy/accounting={experiment.accounting.name} of plugin {plugin} fails while it is staged, "
+        f"{frames[-1].filename}:{frames[-1].lineno}: {what}"
+    )
+
+
+def run(
+    experiment: Experiment, staged: Staged, *, observer: Observer | None = None, notify: Notify = lambda message: None
+) -> RunResult:
+    """Run a staged experiment and add the metrics that follow from its result."""
+    from zexp.engine.sim import run as simulate
+
+    result = simulate(
+        staged.program,
+        experiment.machine,
+        seed=experiment.seed,
+        watch=staged.load.watch,
+        observer=observer,
+        notify=notify,
+    )
+    return dataclasses.replace(
+        result, pages=staged.load.pages, metrics={**_metrics(result, staged), **result.metrics}
+    )
+
+
+def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:
+    load = staged.load
+    cpu_ps = result.profile.total_ps(load.comm)
+    accounting_ps = sum(
+        s.self_ps
+        for s in result.profile.stacks
+        if s.comm == load.comm and any(s.stack[: len(p)] == p for p in staged.accounting_stacks)
+    )
+    metrics = {
+        "throughput/pages_per_s": load.pages / result.sim_ns * 1e9,
+        "time/total_ms": result.sim_ns / 1e6,
+        "time/cpu_ns_per_page": cpu_ps / PS_PER_NS / load.pages,
+        "accounting/self_pct": 100 * accounting_ps / cpu_ps,
+        "accounting/ns_per_page": accounting_ps / PS_PER_NS / load.pages,
+        "line/transfers_per_page": sum(v.transfers for v in result.lines) / load.pages,
+        "lock/wait_ns_per_page": sum(v.wait_ns.total for v in result.locks) / load.pages,
+    }
+    for lock in result.locks:
+        if lock.contended:
+            metrics[f"lock/{lock.name}/wait_ns_per_page"] = lock.wait_ns.total / load.pages
+            metrics[f"lock/{lock.name}/contended_pct"] = 100 * lock.contended / lock.acquisitions
+    for line in result.lines:
+        metrics[f"line/{line.name}/transfers_per_page"] = line.transfers / load.pages
+    for name, histogram in result.histograms.items():
+        metrics[f"mean/{name}"] = histogram.mean
+    return metrics

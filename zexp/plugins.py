@@ -1,0 +1,108 @@
+"""Finding plugins, checking them, and knowing afterwards who brought what."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from zexp import hookspecs
+from zexp.errors import PluginError, near
+
+if TYPE_CHECKING:
+    from zexp.kernel import PoolAccounting
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The distribution something came from."""
+
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A plugin that could not be loaded."""
+
+    origin: Origin
+    entry_point: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.entry_point!r} of {self.origin} cannot be loaded: {self.reason}"
+
+
+@dataclass
+class Registry:
+    """All that the installed plugins bring."""
+
+    accounting: dict[str, type[PoolAccounting]] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """By name of the policy."""
+    broken: list[Broken] = field(default_factory=list)
+
+    def require_sound(self) -> None:
+        """Raise ``PluginError`` if a plugin could not be loaded."""
+        if self.broken:
+            raise PluginError("; ".join(map(str, self.broken)))
+
+    def accounting_class(self, name: str) -> type[PoolAccounting]:
+        """The policy of that name; raises ``PluginError`` with near matches."""
+        if name not in self.accounting:
+            raise PluginError(f"policy/accounting={name}: unknown policy; {near(name, self.accounting)}")
+        return self.accounting[name]
+
+
+def load() -> Registry:
+    """Load every plugin installed in this environment. One that fails is kept aside in ``broken``; two that claim one
+    name raise ``PluginError``."""
+    registry = Registry()
+    points = sorted(metadata.entry_points(group=hookspecs.GROUP), key=lambda p: (p.dist.name if p.dist else "", p.name))
+    for point in points:
+        origin = Origin(point.dist.name, point.dist.version) if point.dist else Origin("unknown", "?")
+        manager = pluggy.PluginManager("zexp")
+        manager.add_hookspecs(hookspecs)
+        try:
+            manager.register(point.load(), name=point.name)
+            manager.check_pending()
+            brought = [policy for policies in manager.hook.zexp_accounting_policies() for policy in policies]
+            for policy in brought:
+                _check(policy)
+        except Exception as error:  # a plugin may fail in any way while it is imported
+            reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+            registry.broken.append(Broken(origin, point.name, reason))
+            continue
+        for policy in brought:
+            name = _name(policy)
+            if name in registry.accounting:
+                raise PluginError(
+                    f"two plugins bring a policy/accounting={name}: {registry.origins[name]} and {origin}; uninstall one"
+                )
+            registry.accounting[name] = policy
+            registry.origins[name] = origin
+    return registry
+
+
+def _name(policy: type[PoolAccounting]) -> str:
+    return str(next(f.default for f in dataclasses.fields(policy) if f.name == "name"))
+
+
+def _check(policy: object) -> None:
+    from zexp.kernel import PoolAccounting
+
+    if not (isinstance(policy, type) and issubclass(policy, PoolAccounting) and dataclasses.is_dataclass(policy)):
+        raise TypeError(f"{policy!r} is not a dataclass derived from zexp.kernel.PoolAccounting")
+    if "__dataclass_params__" not in vars(policy):
+        raise TypeError(f"{policy.__name__} is not decorated with @dataclass")
+    if not _name(policy).isidentifier():
+        raise TypeError(f"{policy.__name__} needs a field `name: str = \"...\"` that is an identifier, not {_name(policy)!r}")
+    missing = sorted(getattr(policy, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{policy.__name__} lacks {', '.join(missing)}")

@@ -1,0 +1,85 @@
+"""The Hydra configuration: its schema, its folder, and the groups that plugins add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+from zexp.kernel import KernelConfig
+from zexp.machine import MachineConfig
+from zexp.plugins import Registry
+from zexp.workload import WORKLOADS
+
+
+@dataclass
+class PolicyConfig:
+    """The policies of a run."""
+
+    accounting: Any = None
+
+
+@dataclass
+class Tracking:
+    """Where runs are logged."""
+
+    store: str | None = None
+    """Folder of the store; null: $ZEXP_STORE, else $XDG_DATA_HOME/zexp, else ~/.local/share/zexp."""
+    enabled: bool = True
+    """False: print results only."""
+
+
+@dataclass
+class Published:
+    """Figures that somebody measured, to be shown beside the simulated ones."""
+
+    source: str = ""
+    when: dict[str, Any] = field(default_factory=dict)
+    """Configuration values (by dotted key) under which they can be compared."""
+    by: str = "policy.accounting.name"
+    """The configuration key whose value chooses the arm."""
+    self_pct: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> symbol -> self % of the workload's comm."""
+    absent: dict[str, list[str]] = field(default_factory=dict)
+    """Arm -> symbols that must not appear."""
+    fitted: dict[str, list[str]] = field(default_factory=dict)
+    """Arm -> symbols whose cost was fitted on it."""
+    time_ratio: dict[str, list[float]] = field(default_factory=dict)
+    """``arm/arm`` -> lowest and highest ratio of run times."""
+
+
+@dataclass
+class Config:
+    """Everything a run is made of."""
+
+    name: str = "adhoc"
+    """Name of the experiment in MLflow."""
+    machine: MachineConfig = MISSING
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    workload: Any = None
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    engine: str = "sim"
+    seed: int = 0
+    published: Published = field(default_factory=Published)
+    tracking: Tracking = field(default_factory=Tracking)
+    notes: str = ""
+
+
+def folder() -> Path:
+    """Where the YAML files are: inside the installed package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    return here / "conf" if (here / "conf").is_dir() else here.parent / "conf"
+
+
+def register(registry: Registry) -> None:
+    """Make schema, workloads and the plugins' policies known to Hydra."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, workload in WORKLOADS.items():
+        store.store(group="workload", name=name, node=workload)
+    for name, policy in registry.accounting.items():
+        store.store(group="policy/accounting", name=name, node=policy)

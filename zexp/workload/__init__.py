@@ -1,0 +1,9 @@
+"""What happens to the simulated machine."""
+
+from zexp.workload.base import Load, Workload, parse_bytes, show_bytes
+from zexp.workload.munmap import Munmap
+from zexp.workload.swap import MeminfoReader, Mixed, Store, SwapIn, SwapOff
+
+WORKLOADS: dict[str, type[Workload]] = {w.name: w for w in (Munmap, SwapIn, SwapOff, Store, MeminfoReader, Mixed)}
+
+__all__ = ["WORKLOADS", "Load", "Workload", "parse_bytes", "show_bytes"]
