@@ -61,6 +61,7 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
     resolved = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(resolved, dict)
     typed: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    _check_keys(typed, resolved)
     if typed.engine not in ENGINES:
         raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
     kernel = typed.kernel
@@ -70,6 +71,8 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         raise ConfigError("policy/accounting", accounting, f"choose one; {near('', registry.accounting)}")
     if not isinstance(typed.workload, Workload):
         raise ConfigError("workload", typed.workload, f"choose one; {near('', WORKLOADS)}")
+    _check_name("policy.accounting.name", accounting, "policy/accounting", registry.accounting)
+    _check_name("workload.name", typed.workload, "workload", WORKLOADS)
     origin = registry.origins[accounting.name]
     try:
         accounting.validate()
@@ -88,6 +91,23 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         config={str(k): v for k, v in resolved.items()},
         plugins={origin.distribution: origin.version},
     )
+
+
+def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str = "") -> None:
+    """``+key=value`` gets past Hydra's schema; a key that nothing reads is a mistake all the same."""
+    known = {f.name for f in dataclasses.fields(typed)}  # type: ignore[arg-type]
+    for key, value in config.items():
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}", value, f"unknown key; {near(str(key), known)}")
+        inner = getattr(typed, key)
+        if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+            _check_keys(inner, value, f"{prefix}{key}.")
+
+
+def _check_name(key: str, chosen: Any, group: str, classes: Mapping[str, type]) -> None:
+    """The name of a choice is a field of it, but setting it chooses nothing."""
+    if classes.get(chosen.name) is not type(chosen):
+        raise ConfigError(key, chosen.name, f"cannot be set; choose with {group}=NAME, {near(chosen.name, classes)}")
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ class SharedAtomic(PoolAccounting):
         """One atomic on its own line."""
         self.total = k.var("zswap_total_pages", init=zswap.zsmalloc.initial_pages)
 
-    def zspage_allocated(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: int) -> None:
+    def zspage_allocated(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: Value) -> None:
         """One locked add a zspage."""
         with k.fn("zswap_pages_add", instructions=4):
             k.atomic_add(self.total, pages)
 
-    def zspage_freed(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: int) -> None:
+    def zspage_freed(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: Value) -> None:
         """One locked add a zspage."""
         with k.fn("zswap_pages_add", instructions=4):
             k.atomic_add(self.total, -pages)

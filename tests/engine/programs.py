@@ -16,11 +16,26 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from zexp.machine import CoreCosts, Machine
-from zexp.program import MUTEX, SPINLOCK, SPINLOCK_IRQ, Array, Builder, Local, LockRef, Locks, PerCpu, PerNode, Program
-from zexp.program import Ref, Value, WaitQueue
+from zexp.program import (
+    MUTEX,
+    SPINLOCK,
+    SPINLOCK_IRQ,
+    Array,
+    Builder,
+    Local,
+    LockRef,
+    Locks,
+    PerCpu,
+    PerNode,
+    Program,
+    Ref,
+    Value,
+    WaitQueue,
+)
 from zexp.program.isa import Op
 
 from .machines import machine
@@ -54,8 +69,9 @@ def random_machine(rng: np.random.Generator, wide: bool) -> Machine:
     nodes = int(rng.integers(1, 4))
     node_of = rng.integers(0, nodes, cpus)[core_of]
 
-    def latencies(n: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        return rng.integers(1, 4, (n, n)) * 10.0 if tame else np.round(rng.uniform(0.0001, 200, (n, n)), 4)
+    def latencies(n: int) -> npt.NDArray[np.float64]:
+        numbers = rng.integers(1, 4, (n, n)) * 10.0 if tame else rng.uniform(0.0001, 200, (n, n)).round(4)
+        return np.asarray(numbers, np.float64)
 
     latency = latencies(cpus)
     np.fill_diagonal(latency, 0)
@@ -261,7 +277,10 @@ class Author:
         elif what == 7 and self.random:
             self.keep(k.rand_exp(self.small(10) if self.pick(0, 1) else 1 << 33))
         elif self.locals and what == 8:
-            self.locals[self.pick(0, len(self.locals) - 1)].set(self.value())
+            value = self.value()
+            for _ in range(self.pick(0, 2)):
+                value = k.local(value)  # moves that the optimiser can leave out
+            self.locals[self.pick(0, len(self.locals) - 1)].set(value)
         else:
             self.locals.append(k.local(self.value()))
 

@@ -12,7 +12,7 @@ from zexp.engine.sim import engine, run
 from zexp.errors import SimulationError
 from zexp.program import MUTEX, Builder
 
-from .machines import uniform
+from .machines import machine, uniform
 
 Wrong = Callable[[Builder], None]
 CASES: list[tuple[Wrong, str]] = []
@@ -145,8 +145,8 @@ def test_run_time_errors(function: Wrong, message: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine, "LIVELOCK_INSTRUCTIONS", 10_000)
     lines, start = inspect.getsourcelines(function)
     (marked,) = [start + i for i, line in enumerate(lines) if "# HERE" in line]
-    machine = uniform(2)
-    k = Builder(machine)
+    simulated = uniform(2)
+    k = Builder(simulated)
     with k.thread("culprit") as body, k.func("outer"), k.func("inner"):
         k.work(10)
         function(k)
@@ -155,7 +155,7 @@ def test_run_time_errors(function: Wrong, message: str, monkeypatch: pytest.Monk
     k.spawn(body, 0)
     k.spawn(bystander, 1)
     with pytest.raises(SimulationError) as caught:
-        run(k.finish(), machine)
+        run(k.finish(), simulated)
     text = str(caught.value)
     assert text.startswith(message)
     assert re.search(r"thread culprit on CPU 0, outer > inner( > \w+)* \(", text), text
@@ -167,8 +167,8 @@ def test_run_time_errors(function: Wrong, message: str, monkeypatch: pytest.Monk
 
 
 def test_a_deadlock_names_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = uniform(3)
-    k = Builder(machine)
+    simulated = uniform(3)
+    k = Builder(simulated)
     a, b = k.mutex("a"), k.mutex("b")
     with k.thread("forwards") as forwards, k.lock(a):
         k.work(1000)
@@ -184,7 +184,7 @@ def test_a_deadlock_names_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     k.spawn(backwards, 1)
     k.spawn(daemon, 2)
     with pytest.raises(SimulationError, match="deadlock") as caught:
-        run(k.finish(), machine)
+        run(k.finish(), simulated)
     text = str(caught.value)
     assert "thread forwards on CPU 0, __mutex_lock (" in text
     assert "thread backwards on CPU 1, __mutex_lock (" in text
@@ -194,10 +194,80 @@ def test_a_deadlock_names_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_in_which_time_passes_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LIVELOCK_INSTRUCTIONS", 1000)
     monkeypatch.setattr(engine, "FIRST_SLICE", 100)
-    machine = uniform(1)
-    k = Builder(machine)
+    simulated = uniform(1)
+    k = Builder(simulated)
     flag = k.var("flag")
     with k.thread("t") as body, k.for_range(20_000):
         k.load(flag)
     k.spawn(body, 0)
-    assert run(k.finish(), machine).sim_ns == 100 + 20_000 * 4
+    assert run(k.finish(), simulated).sim_ns == 100 + 20_000 * 4
+
+
+LIMIT = "the simulated time passes its limit of 1125 s: thread culprit on CPU 0"
+
+
+@pytest.mark.parametrize("seconds", [1126, 3000, 9_000_000_000])
+@pytest.mark.parametrize("how", ["sleep", "busy", "work", "memory", "loop", "start"])
+def test_time_beyond_the_limit(how: str, seconds: int) -> None:
+    """Time never wraps around."""
+    simulated = uniform(2)
+    k = Builder(simulated)
+    with k.thread("culprit") as body:
+        if how == "sleep":
+            k.sleep_ns(seconds * 10**9)
+        elif how == "busy":
+            k.busy_ns(seconds * 10**9)
+        elif how == "work":
+            k.work(k.local(seconds * 10**9))
+        elif how == "memory":
+            k.memory_read(0, seconds * 10**9)
+        elif how == "loop":
+            with k.for_range(seconds):
+                k.busy_ns(10**9)
+        k.work(1)
+    with k.thread("other") as other:
+        k.work(1)
+    k.spawn(body, 0, seconds * 10**9 if how == "start" else 0)
+    k.spawn(other, 1)
+    with pytest.raises(SimulationError, match=re.escape(LIMIT)):
+        run(k.finish(), simulated)
+
+
+def test_times_below_the_limit_and_a_daemon_that_sleeps_for_ever() -> None:
+    simulated = uniform(2)
+    k = Builder(simulated)
+    with k.thread("daemon", daemon=True) as daemon:
+        k.sleep_ns((1 << 63) - 1)
+    with k.thread("t") as body:
+        k.busy_ns(300 * 10**9)
+        k.sleep_ns(300 * 10**9)
+        k.work(k.local(300 * 10**9))
+        with k.for_range(4):
+            k.work(1 << 28)
+            k.work(1 << 28)  # not merged with the one before, nor does it overflow
+    k.spawn(daemon, 0)
+    k.spawn(body, 1)
+    assert run(k.finish(), simulated).sim_ns == 900 * 10**9 + (1 << 31)
+
+
+@pytest.mark.parametrize("place", ["cpu", "home"])
+def test_a_machine_that_is_too_small_for_the_program(place: str) -> None:
+    large = machine([[0, 9], [9, 0]], memory_ns=[[100, 200], [200, 100]])
+    k = Builder(large)
+    x = k.var("x", home=1 if place == "home" else 0)
+    with k.thread("t") as body:
+        k.load(x)
+    k.spawn(body, 1 if place == "cpu" else 0)
+    program = k.finish()
+    run(program, large)
+    with pytest.raises(SimulationError, match="larger machine"):
+        run(program, uniform(1))
+
+
+def test_many_memory_reads_take_their_time() -> None:
+    simulated = uniform(1)
+    k = Builder(simulated)
+    with k.thread("t") as body:
+        k.memory_read(0, 3 * 10**9)
+    k.spawn(body, 0)
+    assert run(k.finish(), simulated).sim_ns == 300 * 10**9

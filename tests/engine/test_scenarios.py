@@ -175,8 +175,8 @@ def test_a_convoy_of_three_threads() -> None:
     # Arrivals: CPU 0 has the lock's line at 100 and the lock at 120. CPU 1 has the line at 170 and queues at 190, CPU 2
     # has it at 240 and queues at 260.
     # CPU 0 computes until 1120; its unlocking store takes the line back, 50 ns: 1170. Handing over takes 50 more.
-    # CPU 1: 1220, computes until 2220, owns the line: its store is visible at once; 50 more for CPU 2: 2270, until 3270.
-    # CPU 2 unlocks a line it owns; issuing the store takes 1.
+    # CPU 1: 1220, computes until 2220, owns the line: its store is visible at once; 50 more for CPU 2: 2270, which
+    # computes until 3270, unlocks a line it owns; issuing the store takes 1.
     stats = lock_stats(result, "lock")
     assert result.sim_ns == 3270 + 1
     assert (stats.acquisitions, stats.contended) == (3, 2)
@@ -225,9 +225,9 @@ def test_a_mutex_whose_owner_sleeps() -> None:
     k.spawn(owner, 0)
     k.spawn(waiter, 1)
     result = checked(k.finish(), uniform(2))
-    # Owner: has the mutex at 120, computes until 1120, sleeps until 6120, computes until 6200, takes the line back: 6250.
-    # Waiter: queues at 190, spins on the owner until 1120, sleeps until it is woken at 6250 + 1000, computes 10, unlocks
-    # (the line is still the owner's, nobody handed it over): 1.
+    # Owner: has the mutex at 120, computes until 1120, sleeps until 6120, computes until 6200, takes the line back:
+    # 6250. Waiter: queues at 190, spins on the owner until 1120, sleeps until it is woken at 6250 + 1000, computes 10,
+    # unlocks (the line is still the owner's, nobody handed it over): 1.
     assert result.sim_ns == 7250 + 10 + 1
     profile = result.profile
     assert profile.self_ps("mutex_spin_on_owner") == (1120 - 190) * NS
@@ -288,7 +288,7 @@ def test_waiting_for_an_event() -> None:
 
 
 def test_the_end_cuts_a_wait_that_was_charged_beyond_it() -> None:
-    """A spinner that is parked when a slow release becomes visible, after the end of the run, spins only until the end."""
+    """A spinner that is parked when a slow release becomes visible, after the end, spins only until the end."""
     m = uniform(5)
     k = Builder(m)
     mutex, slow = k.mutex("mutex"), k.array("slow", 4)
@@ -306,8 +306,8 @@ def test_the_end_cuts_a_wait_that_was_charged_beyond_it() -> None:
     k.spawn(body, 3, 11_200, sleeps=0)
     with k.thread("main") as main:
         k.work(1)
-    # CPU 0's stores come at 12120 + 400, its unlock at 12570; CPU 2 goes on at 12620 and works to 14620. Its stores come
-    # at 14670 .. 14820: then its unlock is visible and CPU 3 goes to sleep. The run ends in between.
+    # CPU 0's stores come at 12120 + 400, its unlock at 12570; CPU 2 goes on at 12620 and works to 14620. Its stores
+    # come at 14670 .. 14820: then its unlock is visible and CPU 3 goes to sleep. The run ends in between.
     k.spawn(main, 4, 14_700)
     result = checked(k.finish(), m)
     assert result.sim_ns == 14_701

@@ -95,7 +95,7 @@ def membership(k: Builder) -> None:
 def minimum_of_python(k: Builder) -> None:
     with k.thread("t"):
         x = k.now_ns()
-        _ = min(x, 3)  # type: ignore[type-var]  # HERE
+        _ = min(x, 3)  # HERE
 
 
 @misuse(r"k\.for_range\(value\)")
@@ -242,9 +242,8 @@ def release_of_a_lock_not_held(k: Builder) -> None:
 @misuse("lock_a is released but not held")
 def release_twice(k: Builder) -> None:
     a = k.spinlock("lock_a")
-    with k.thread("t"):
-        with k.lock(a):  # HERE
-            k.release(a)
+    with k.thread("t"), k.lock(a):  # HERE
+        k.release(a)
 
 
 @misuse("sleeping while holding the spinlock lock_a")
@@ -280,9 +279,8 @@ def wait_with_a_spinlock(k: Builder) -> None:
 @misuse("trylock of the mutex mutex: only spinlocks have one")
 def trylock_of_a_mutex(k: Builder) -> None:
     m = k.mutex("mutex")
-    with k.thread("t"):
-        with k.trylock(m):  # HERE
-            pass
+    with k.thread("t"), k.trylock(m):  # HERE
+        pass
 
 
 @misuse("is not a lock")
@@ -446,16 +444,14 @@ def arithmetic_after_the_thread(k: Builder) -> None:
 
 @misuse(r"k\.thread\('inner'\) inside the code of thread 'outer'")
 def nested_thread(k: Builder) -> None:
-    with k.thread("outer"):
-        with k.thread("inner"):  # HERE
-            pass
+    with k.thread("outer"), k.thread("inner"):  # HERE
+        pass
 
 
 @misuse(r"k\.line\('inner'\) inside another k\.line")
 def nested_line(k: Builder) -> None:
-    with k.line("outer"):
-        with k.line("inner"):  # HERE
-            pass
+    with k.line("outer"), k.line("inner"):  # HERE
+        pass
 
 
 # ---- spawn and finish ---------------------------------------------------------------------------------------------
@@ -621,9 +617,8 @@ def sleep_a_text(k: Builder) -> None:
 
 @misuse("None is neither an int nor a staged value")
 def repeat_none(k: Builder) -> None:
-    with k.thread("t"):
-        with k.for_range(None):  # type: ignore[arg-type]  # HERE
-            pass
+    with k.thread("t"), k.for_range(None):  # type: ignore[arg-type]  # HERE
+        pass
 
 
 @misuse(r"compared with an int or another staged value, not with 1\.0")
@@ -700,14 +695,15 @@ def test_misuse(k: Builder, function: Misuse, match: str) -> None:
 
 def test_numpy_integers_are_integers(k: Builder) -> None:
     v = k.array("v", 3, init=np.array([1, 2, 3], np.int32))
+    one: Any = np.int64(1)
     three: Any = np.int64(3)
     with k.thread("t") as body:
-        x = k.load(v[np.int64(1)])
+        x = k.load(v[one])
         for value in (x + three, x // three, x == three, x < three, k.minimum(x, three)):
             k.store(v[0], value)
         with k.for_range(three):
             k.work(np.float64(1.5))
-    k.spawn(body, np.int64(1), np.int64(5))
+    k.spawn(body, one, three)
     k.finish()
 
 
@@ -728,9 +724,8 @@ def test_what_is_no_misuse(k: Builder) -> None:
         with k.lock(m):
             k.sleep_ns(1)
             k.wait_event(queue, lambda: 1)
-            with k.for_range(3), k.lock(a):
-                with k.for_range(2), k.if_(k.cpu):
-                    k.break_()  # with a lock taken outside the loop
+            with k.for_range(3), k.lock(a), k.for_range(2), k.if_(k.cpu):
+                k.break_()  # with a lock taken outside the loop
         with k.trylock(a) as taken:
             k.store(v, taken)
         with k.else_():

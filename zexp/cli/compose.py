@@ -50,14 +50,16 @@ def _one_line(error: Exception) -> str:
     cause = error.__cause__
     text = str(error).strip().splitlines()[0]
     if cause is None:
-        return " ".join(str(error).split())
+        override = getattr(error, "override", "")
+        message = " ".join(str(error).split())
+        return message if not override or override in message else f"{override}: {message}"
     reason = str(cause).strip().splitlines()[0]
     parent = getattr(cause, "parent_node", None)
     key = getattr(cause, "key", None)
     hint = ""
     if parent is not None and key is not None and "not in" in reason:
         try:
-            hint = "; " + near(str(key), [str(k) for k in parent])
+            hint = "; " + near(str(key).split("/")[0], [str(k) for k in parent])
         except Exception:  # the node may be anything; the message does without
             hint = ""
     return f"{text.rstrip('.')}: {reason}{hint}"

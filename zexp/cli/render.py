@@ -52,8 +52,8 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
 def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: str) -> None:
     """All runs of a sweep side by side, and the ratios of times that were published."""
     table = plain_table("comparison")
-    table.add_column("run")
-    for column in ("time ms", "CPU ns/page", "accounting %", "lock wait ns/page", "line transfers/page", "Mpages/s"):
+    table.add_column("run", no_wrap=True)
+    for column in ("time ms", "ns/page", "accounting %", "lock wait ns/page", "transfers /page", "Mpages/s"):
         table.add_column(column, justify="right")
     for name, run in runs:
         m = run.metrics
@@ -70,20 +70,20 @@ def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: 
     comparisons = [(name, c) for name, run in runs for c in compare(run)]
     if comparisons:
         beside = plain_table("published beside simulated")
-        beside.add_column("arm")
-        beside.add_column("figure")
+        beside.add_column("arm", no_wrap=True)
+        beside.add_column("self %", no_wrap=True)
         for column in ("simulated", "published", "error"):
             beside.add_column(column, justify="right")
         beside.add_column("")
         for _, c in comparisons:
             note = "fitted" if c.fitted else "predicted"
-            beside.add_row(c.arm, f"{c.figure} self %", f"{c.simulated:.2f}", f"{c.published:.2f}", f"{c.error:+.2f}", note)
+            beside.add_row(c.arm, c.figure, f"{c.simulated:.2f}", f"{c.published:.2f}", f"{c.error:+.2f}", note)
         for ratio in compare_times([run for _, run in runs]):
             beside.add_row(
                 ratio.ratio,
-                "time",
+                "ratio of times",
                 f"{ratio.simulated:.4f}",
-                f"{ratio.low:.2f} to {ratio.high:.2f}",
+                f"{ratio.low:.2f}-{ratio.high:.2f}",
                 f"{ratio.error:+.4f}",
                 "predicted",
             )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zexp.plugins import Registry
     from zexp.result import RunResult
 
-SWEEP, SWEEP_DIR = "ZEXP_SWEEP", "ZEXP_SWEEP_DIR"
+SWEEP, SWEEP_DIR, SWEPT = "ZEXP_SWEEP", "ZEXP_SWEEP_DIR", "ZEXP_SWEPT"
 PROGRESS_AFTER_S = 1.5
 
 
@@ -39,9 +39,16 @@ def main(argv: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole; we print them
     sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" if _is_sweep(argv) else None
     outcomes: list[tuple[str, Outcome]] = []
+    mistakes: list[ZexpError] = []
+    here = os.getpid()
 
     def task(cfg: DictConfig) -> None:
-        _task(cfg, registry, outcomes)
+        try:
+            _task(cfg, registry, outcomes)
+        except ZexpError as error:
+            if os.getpid() != here:
+                raise
+            mistakes.append(error)  # raised when Hydra is done, which would print a line of its own
 
     version = {} if _hydra_version() >= (1, 4) else {"version_base": "1.3"}
     entry = hydra.main(config_path=str(schema.folder()), config_name="config", **version)(task)
@@ -50,14 +57,16 @@ def main(argv: list[str]) -> int:
     folder = tempfile.mkdtemp(prefix="zexp-sweep-") if sweep else ""
     try:
         if sweep:
-            os.environ[SWEEP], os.environ[SWEEP_DIR] = sweep, folder
+            os.environ.update({SWEEP: sweep, SWEEP_DIR: folder, SWEPT: ",".join(_swept(argv))})
         with errors():
             entry()
+        if mistakes:
+            raise mistakes[0]
     finally:
         sys.argv = outer
         if sweep:
             shutil.rmtree(folder, ignore_errors=True)
-            for variable in (SWEEP, SWEEP_DIR):
+            for variable in (SWEEP, SWEEP_DIR, SWEPT):
                 os.environ.pop(variable, None)
             _summary(sweep, outcomes)
     return 0
@@ -65,6 +74,26 @@ def main(argv: list[str]) -> int:
 
 def _is_sweep(argv: list[str]) -> bool:
     return any(a in ("-m", "--multirun") for a in argv)
+
+
+def _swept(argv: list[str]) -> list[str]:
+    """The keys that a sweep gives several values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with errors():
+        overrides = OverridesParser.create().parse_overrides([a for a in argv if "=" in a and not a.startswith("-")])
+    return [o.get_key_element() for o in overrides if o.is_sweep_override()]
+
+
+def _name(exp: experiment.Experiment, overrides: list[str]) -> str:
+    """What a run is called: in a sweep by what is swept, else by its experiment and policy."""
+    swept = [key for key in os.environ.get(SWEPT, "").split(",") if key]
+    parts = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in swept:
+            parts.append(value if "/" in key else f"{key.rpartition('.')[2]}={value}")
+    return " ".join(parts) or f"{exp.name} {exp.accounting.name}"
 
 
 def _hydra_version() -> tuple[int, int]:
@@ -92,7 +121,7 @@ def _task(cfg: DictConfig, registry: Registry, outcomes: list[tuple[str, Outcome
 def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outcome]:
     """Stage, run, log and print one experiment."""
     console = Console()
-    name = " ".join(overrides) or exp.name
+    name = _name(exp, overrides)
     store = Store.open(exp.tracking.store) if exp.tracking.enabled else None
     staged = experiment.stage(exp)
     info = RunInfo(
@@ -115,7 +144,7 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
         try:
             result = _run(exp, staged, console)
             recorder.finish(run_id, info, result)
-        except Interrupted as error:
+        except KeyboardInterrupt as error:  # also outside the simulation: while it is compiled, or the result written
             recorder.fail(run_id, error, "KILLED")
             console.print(f"run {run_id} is marked KILLED in {store.folder}")
             raise
@@ -123,12 +152,13 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
             recorder.fail(run_id, error)
             raise
         outcome = _outcome(exp, result)
-    title = f"{name}: {exp.accounting.name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}"
+    title = f"{name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}"
     render.run_tables(console, outcome, title)
     speed = result.sim_ns / 1e9 / result.wall_s if result.wall_s else 0.0
     console.print(
         f"{result.sim_ns / 1e6:,.1f} ms on the machine, simulated in {result.wall_s:.2f} s "
-        f"({speed:.2f} x real time, {result.instructions / 1e6:,.0f} M instructions)"
+        f"({speed:.2f} x real time)",
+        highlight=False,
     )
     if store is not None:
         url = run_url(store.experiment_id(exp.name), run_id)

@@ -4,7 +4,7 @@ from zexp.kernel.builder import PAGE_BYTES, KernelBuilder
 from zexp.kernel.config import Compressor, Cost, KernelConfig
 from zexp.kernel.mm import Mm, Owner
 from zexp.kernel.policy import PoolAccounting
-from zexp.kernel.zsmalloc import Pool, size_class
+from zexp.kernel.zsmalloc import Pool
 from zexp.kernel.zswap import Zswap
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "Pool",
     "PoolAccounting",
     "Zswap",
-    "size_class",
 ]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from zexp.errors import ConfigError, near
 from zexp.program import Builder
+from zexp.program.errors import hide
 
 if TYPE_CHECKING:
     from zexp.kernel.config import KernelConfig
     from zexp.machine import Machine
 
 PAGE_BYTES = 4096
+hide(__file__)
 
 
 class KernelBuilder(Builder):

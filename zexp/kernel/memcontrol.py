@@ -34,7 +34,7 @@ class MemControl:
             k.atomic_add(self.swap[memcg], 1)
             k.atomic_add(self.root_swap, 1)
 
-    def obj_cgroup_charge_zswap(self, k: KernelBuilder, memcg: IntLike, size_bytes: int) -> None:
+    def obj_cgroup_charge_zswap(self, k: KernelBuilder, memcg: IntLike, size_bytes: IntLike) -> None:
         """Charge a compressed object, from the CPU's stock if that holds enough."""
         with k.fn("obj_cgroup_charge_zswap"):
             left = k.load(self.stocks[k.cpu]) - size_bytes
@@ -45,7 +45,7 @@ class MemControl:
                 refilled.set(left + 4096)
             k.store(self.stocks[k.cpu], refilled)
 
-    def obj_cgroup_uncharge_zswap(self, k: KernelBuilder, memcg: IntLike, size_bytes: int) -> None:
+    def obj_cgroup_uncharge_zswap(self, k: KernelBuilder, memcg: IntLike, size_bytes: IntLike) -> None:
         """Give back a compressed object's charge: to the CPU's stock, whole pages of it to the counters."""
         with k.fn("obj_cgroup_uncharge_zswap"), k.fn("refill_obj_stock"):
             bytes_ = k.local(k.load(self.stocks[k.cpu]) + size_bytes)

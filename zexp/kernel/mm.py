@@ -12,12 +12,9 @@ from zexp.kernel.list_lru import ListLru
 from zexp.kernel.memcontrol import MemControl
 from zexp.kernel.policy import PoolAccounting
 from zexp.kernel.swapfile import SwapFile
-from zexp.kernel.zsmalloc import ZsMalloc, size_class
+from zexp.kernel.zsmalloc import ZsMalloc, lay_out
 from zexp.kernel.zswap import Zswap
 from zexp.program import IntLike, Value
-
-GOLDEN_RATIO_64 = 0x61C8864680B583EB
-
 
 @dataclass(frozen=True)
 class Owner:
@@ -34,12 +31,6 @@ class Owner:
         return 0 if k.machine.nodes == 1 else slot % k.machine.nodes
 
 
-def hash_ptr(slots: int, pools: int) -> npt.NDArray[np.int64]:
-    """The zpool of each slot's entry: a multiplicative hash, as zswap picks one by the entry's address."""
-    mixed = np.arange(slots, dtype=np.uint64) * np.uint64(GOLDEN_RATIO_64)
-    return (((mixed >> np.uint64(33)) * np.uint64(pools)) >> np.uint64(31)).astype(np.int64)
-
-
 class Mm:
     """zswap over zsmalloc over one swap device, with ``memcgs`` cgroups."""
 
@@ -50,19 +41,21 @@ class Mm:
         *,
         stored: npt.NDArray[np.bool_],
         memcgs: int,
-        object_bytes: int,
+        object_bytes: float,
+        object_spread: float,
         stores: int = 0,
         other_pages: int = 0,
         dynamic: bool = False,
     ) -> None:
-        """``stored[slot]``: has an entry at time 0. ``stores``: how many more will be stored at most. ``other_pages``:
+        """``stored[slot]``: has an entry at time 0; its size is ``object_bytes`` +- ``object_spread``. ``stores``: how many more will be stored at most. ``other_pages``:
         pages of the pool that hold entries nobody touches."""
         slots = len(stored)
         self.shrink_wait = k.wait_queue("zswap shrink_wq")
         self.memcontrol = MemControl(k, memcgs)
         self.list_lru = ListLru(k, memcgs)
-        self.zsmalloc = ZsMalloc(k, size_class(object_bytes, k.config.zsmalloc_chain), stores)
-        self.zsmalloc.fill(slots, hash_ptr(slots, k.config.zpools), stored, other_pages)
+        config = k.config
+        layout = lay_out(stored, object_bytes, object_spread, config.zpools, config.zsmalloc_chain, other_pages)
+        self.zsmalloc = ZsMalloc(k, layout, stores)
         self.zswap = Zswap(k, self, accounting, slots, int(stored.sum()), dynamic)
         self.swap = SwapFile(k, self, slots)
         self.reclaimed = k.bookkeeping("slots reclaim has passed", memcgs)

@@ -38,10 +38,10 @@ class PoolAccounting(ABC):
     def entry_freed(self, k: KernelBuilder, zswap: Zswap) -> None:
         """At the end of freeing an entry; under the tree lock where the index is an rbtree."""
 
-    def zspage_allocated(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: int) -> None:
+    def zspage_allocated(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: Value) -> None:
         """In zsmalloc, under its lock: ``pool`` has grown by a zspage of ``pages`` pages."""
 
-    def zspage_freed(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: int) -> None:
+    def zspage_freed(self, k: KernelBuilder, zswap: Zswap, pool: Pool, pages: Value) -> None:
         """In zsmalloc, under its lock: ``pool`` has shrunk by a zspage of ``pages`` pages."""
 
     @abstractmethod

@@ -79,7 +79,7 @@ class Zswap:
             if self.dynamic:
                 k.store(self.zsmalloc.zspage_of[slot], -1)
             self._pool_ref(k, -1)
-            self.mm.memcontrol.obj_cgroup_uncharge_zswap(k, owner.memcg, self.zsmalloc.entry_class.size)
+            self.mm.memcontrol.obj_cgroup_uncharge_zswap(k, owner.memcg, self.zsmalloc.size_of(slot))
             with k.fn("kmem_cache_free"):
                 k.call("__slab_free")
             k.atomic_add(self.stored_pages, -1)
@@ -106,7 +106,7 @@ class Zswap:
                     k.work(k.config.compressor.compress_cycles)
                     self._pool_ref(k, 1)
                     self.zsmalloc.zs_malloc(slot, self.accounting, self)
-                self.mm.memcontrol.obj_cgroup_charge_zswap(k, owner.memcg, self.zsmalloc.entry_class.size)
+                self.mm.memcontrol.obj_cgroup_charge_zswap(k, owner.memcg, self.zsmalloc.size_of(slot))
                 with k.lock(self.tree_locks[self._tree(slot)]):
                     k.call("zswap_rb_insert" if k.config.zswap_index == "rbtree" else "xas_store")
                 self.mm.list_lru.list_lru_add(k, owner.memcg, node)

@@ -26,13 +26,14 @@ from zexp.program.memory import (
     Ref,
     WaitQueue,
 )
+from zexp.program.optimise import coalesce_moves
 from zexp.program.program import Frame, Program, ThreadInfo
 from zexp.program.values import IntLike, Local, Value
 
 if TYPE_CHECKING:
     from zexp.machine import Machine
 
-MAX_WORK_CYCLES = 1 << 33
+MAX_WORK_CYCLES = 1 << 28
 INT64_MAX = (1 << 63) - 1
 NOT_MERGED = isa.JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op.WAIT_SLEEP}
 """Work after these is an instruction of its own: they jump or may block."""
@@ -105,6 +106,7 @@ class Builder:
         self._body: Body | None = None
         self._label = -1
         self._else: tuple[int, Scope] | None = None
+        self._bodies: list[Body] = []
         self._threads: list[tuple[Body, int, int, dict[str, int]]] = []
         self._queues: list[str] = []
         self._metrics: list[str] = []
@@ -221,6 +223,7 @@ class Builder:
         if self._body is not None:
             raise StagingError(f"k.thread({comm!r}) inside the code of thread {self._body.comm!r}")
         self._body = Body(comm, daemon, len(self.code), Scope(None), builder=self)
+        self._bodies.append(self._body)
         self._label = len(self.code)
         yield self._body
         self._same_locks(self._body.root, f"the end of thread {comm!r}")
@@ -248,7 +251,10 @@ class Builder:
             raise StagingError(f"finish inside the code of thread {self._body.comm!r}")
         if not any(not body.daemon for body, *_ in self._threads):
             raise StagingError("the program has no thread that ends: spawn one that is not a daemon")
-        code = np.array(self.code, np.int64).reshape(-1, len(isa.COLUMNS))
+        starts = sorted({body.start for body in self._bodies})
+        lean, position = coalesce_moves([list(row) for row in self.code], starts)
+        where = [w for i, w in enumerate(self.where) if position[i] != position[i + 1]]
+        code = np.array(lean, np.int64).reshape(-1, len(isa.COLUMNS))
         code[:, isa.B] = [self.memory.settle(int(b)) for b in code[:, isa.B]]
         threads = []
         for body, cpu, start_ns, args in self._threads:
@@ -258,9 +264,9 @@ class Builder:
                 registers[register] = value
             for name, register in body.args.items():
                 registers[register] = args[name]
-            threads.append(ThreadInfo(body.comm, body.daemon, cpu, start_ns, body.start, registers))
+            threads.append(ThreadInfo(body.comm, body.daemon, cpu, start_ns, position[body.start], registers))
         return Program.freeze(
-            code, self.where, self.frames, threads, self.memory, self._queues, self._metrics, self._histograms
+            code, where, self.frames, threads, self.memory, self._queues, self._metrics, self._histograms
         )
 
     # ---- frames and work ----------------------------------------------------------------------------------------

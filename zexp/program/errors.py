@@ -7,14 +7,19 @@ from pathlib import Path
 
 from zexp.errors import ZexpError
 
-_HERE = str(Path(__file__).parent)
+_HIDDEN = [str(Path(__file__).parent)]
+
+
+def hide(file: str) -> None:
+    """Count ``file`` as part of the builder: its own lines are nobody's code to look at."""
+    _HIDDEN.append(file)
 
 
 def caller() -> tuple[str, int]:
     """File and line of the innermost frame outside the builder: the author's own code."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_filename.endswith("/contextlib.py")
+        frame.f_code.co_filename.startswith(tuple(_HIDDEN)) or frame.f_code.co_filename.endswith("/contextlib.py")
     ):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

@@ -77,3 +77,37 @@ class Op(IntEnum):
 
 ALU = frozenset(range(Op.ADD, Op.NE + 1))
 JUMPS = frozenset({Op.JUMP, Op.JUMP_ZERO, Op.LOOP})
+
+WRITES_A = ALU | {Op.MOV, Op.NOW_NS, Op.RAND_INT, Op.RAND_EXP, Op.LOAD, Op.ATOMIC_ADD, Op.CAS}
+"""Instructions whose column a is the register they write."""
+
+_READS: dict[Op, tuple[int, ...]] = {
+    **{Op(op): (B, C) for op in ALU},
+    Op.WORK_R: (A,),
+    Op.BUSY_NS: (A,),
+    Op.MEMORY: (A, B),
+    Op.MOV: (B,),
+    Op.JUMP_ZERO: (B,),
+    Op.LOOP: (B, C),
+    Op.RAND_INT: (B,),
+    Op.RAND_EXP: (B,),
+    Op.LOAD: (C,),
+    Op.STORE: (A, C),
+    Op.ATOMIC_ADD: (C, E),
+    Op.CAS: (C, E),
+    Op.SPIN_LOCK: (B,),
+    Op.SPIN_TRYLOCK: (B,),
+    Op.MUTEX_LOCK: (B,),
+    Op.UNLOCK: (B,),
+    Op.SLEEP_NS: (A,),
+    Op.WAKE: (B,),
+    Op.COUNT: (B,),
+    Op.OBSERVE: (B,),
+}
+
+
+def registers_read(row: list[int]) -> list[int]:
+    """The registers an instruction reads."""
+    op = Op(row[OP])
+    registers = [row[column] for column in _READS.get(op, ())]
+    return [*registers, row[E] + 1] if op == Op.CAS else registers

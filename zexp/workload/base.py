@@ -113,16 +113,20 @@ class Workload(ABC):
     name: str = "?"
     compression_ratio: float = 3.0
     """Uncompressed over compressed size."""
+    compression_spread: float = 0.5
+    """Compressed sizes are spread evenly over +- this part of their mean."""
     memory: str = "local"
     """Where the processes' pages lie: on their CPU's node (``local``), or over all nodes (``interleave``)."""
     placement: str = "spread"
     """Which CPUs they run on: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
 
-    def object_bytes(self) -> int:
-        """Size of a compressed page."""
+    def object_bytes(self) -> float:
+        """Mean size of a compressed page."""
         if not 1 <= self.compression_ratio <= 128:
             raise ConfigError("workload.compression_ratio", self.compression_ratio, "allowed: 1 to 128")
-        return max(1, round(PAGE_BYTES / self.compression_ratio))
+        if not 0 <= self.compression_spread <= 1:
+            raise ConfigError("workload.compression_spread", self.compression_spread, "allowed: 0 to 1")
+        return PAGE_BYTES / self.compression_ratio
 
     def check_fits(self, machine: Machine, kernel: KernelConfig, key: str, value: object, pages: int) -> None:
         """The compressed pages must fit into zswap's share of the machine's memory."""
@@ -186,6 +190,7 @@ def build_mm(
         stored=np.concatenate(stored),
         memcgs=memcg,
         object_bytes=workload.object_bytes(),
+        object_spread=workload.compression_spread,
         stores=stores,
         other_pages=round(limit_pages * pool_fill_percent / 100),
         dynamic=dynamic,

@@ -71,6 +71,8 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     threads, groups = program.threads, {c: i for i, c in enumerate(program.comms)}
     if len(threads) > st.MAX_THREADS:
         raise SimulationError(f"{len(threads)} threads; the simulated machine runs at most {st.MAX_THREADS}")
+    if any(t.cpu >= machine.cpus for t in threads) or any(home >= machine.nodes for home in program.line_home):
+        raise SimulationError(f"the program was built for a larger machine than {machine.name!r}")
     words = (machine.cpus + 63) // 64
     bits = _bits(machine.cpus, words)
     l3 = np.array([np.bitwise_or.reduce(bits[machine.l3_of == machine.l3_of[c]]) for c in range(machine.cpus)])
@@ -82,7 +84,7 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     for tid, t in enumerate(threads):
         scale = _scale(machine, busy, t.cpu)
         cycles = lambda n, scale=scale: (round(n * WORK_UNIT) * scale) >> 20  # noqa: E731
-        start = t.start_ns * PS_PER_NS
+        start = min(t.start_ns * PS_PER_NS, st.MAX_TIME)
         th[tid, [st.T_TIME, st.T_START, st.T_PC, st.T_REGISTERS]] = start, start, t.pc, offset
         th[tid, [st.T_CPU, st.T_NODE, st.T_GROUP]] = t.cpu, machine.node_of[t.cpu], groups[t.comm]
         th[tid, [st.T_STATE, st.T_DAEMON, st.T_SCALE]] = st.NEW, t.daemon, scale
@@ -222,6 +224,7 @@ def _explain(status: int, program: Program, state: st.State) -> str:
         st.BAD_INDEX: "an index is outside its array",
         st.DIVISION: "division by zero",
         st.BAD_UNLOCK: "a lock is released by a thread that does not hold it",
+        st.TOO_LONG: f"the simulated time passes its limit of {st.MAX_TIME // 10**12} s",
         st.BAD_BOUND: "rand_int needs a bound of 1 to 2**31, rand_exp a mean of 0 to 2**33",
     }[status]
     return f"{what}: {_where(program, state, int(state.scalars[st.G_CURRENT]), back=1)}"

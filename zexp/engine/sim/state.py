@@ -18,9 +18,11 @@ TID_BITS = 12
 MAX_THREADS = 1 << TID_BITS
 TID_MASK = MAX_THREADS - 1
 FOREVER = 1 << 62
+MAX_TIME = 1 << 50
+"""A run that gets here (1,126 s) has failed: keys of the heap must fit 64 bits, with a margin for what is under way."""
 
 # why run() stopped
-SLICE, DONE, DEADLOCK, BAD_INDEX, DIVISION, BAD_UNLOCK, BAD_BOUND = range(7)
+SLICE, DONE, DEADLOCK, BAD_INDEX, DIVISION, BAD_UNLOCK, BAD_BOUND, TOO_LONG = range(8)
 
 # Thread states. SPINNING: in a lock queue, on the CPU. PARKED: asleep on a mutex. WAITING: asleep in a wait queue.
 RUNNING, SPINNING, PARKED, SLEEPING, WAITING, HALTED, NEW = range(7)

@@ -22,7 +22,7 @@ from zexp.engine.sim.locks import (
     release,
     uncharge_wait,
 )
-from zexp.engine.sim.pointers import leading_zeros
+from zexp.engine.sim.pointers import leading_zeros, reference
 from zexp.engine.sim.state import (
     BAD_BOUND,
     BAD_INDEX,
@@ -30,7 +30,6 @@ from zexp.engine.sim.state import (
     DEADLOCK,
     DIVISION,
     DONE,
-    FOREVER,
     G_CURRENT,
     G_END,
     G_EXECUTED,
@@ -43,6 +42,7 @@ from zexp.engine.sim.state import (
     L_HOLDER,
     LOCK,
     LOCK_STATS,
+    MAX_TIME,
     NEW,
     PARKED,
     RUNNING,
@@ -71,6 +71,7 @@ from zexp.engine.sim.state import (
     THREAD,
     TID_BITS,
     TID_MASK,
+    TOO_LONG,
     WAITING,
     view,
 )
@@ -172,19 +173,30 @@ def wake(v, queue, count, at):
             heap_push(v, (max(at, v.thread[other * THREAD + T_SINCE]) << TID_BITS) | other)
 
 
+# Values of a time limit that no time is below.
+GONE, PAUSED = -1, -2
+"""It left the CPU, or spins; the budget is used up."""
+
+
+@jit
+def outside(index, length):
+    """Whether an index is negative or too large."""
+    return np.uint64(index) >= np.uint64(length)
+
+
 @jit
 def time_limit(v, tid):
     """Thread ``tid`` may execute while its time is below this."""
     if v.scalars[G_HEAP] == 0:
-        return np.int64(FOREVER)
+        return np.int64(MAX_TIME)
     return (v.heap[0] >> TID_BITS) + (1 if tid < (v.heap[0] & TID_MASK) else 0)
 
 
 @jit
 def run(s, budget):
     """Execute about ``budget`` instructions; returns why it stopped."""
-    v = view(s)
-    code, registers, cells = v.code, v.registers, v.cells
+    v = reference(view(s))
+    code, registers, cells, profile = v.code, v.registers, v.cells, v.profile
     tid = v.scalars[G_CURRENT]
     left = budget
     status = SLICE
@@ -201,32 +213,31 @@ def run(s, budget):
             resume(v, tid, key >> TID_BITS)
         me = tid * THREAD
         t = v.thread[me + T_TIME]
-        pc = v.thread[me + T_PC]
         r = v.thread[me + T_REGISTERS]
         cpu = v.thread[me + T_CPU]
         word = cpu >> 6
         bit = np.uint64(1) << np.uint64(cpu & 63)
         scale = v.thread[me + T_SCALE]
-        hit_ps = v.thread[me + T_HIT]
-        atomic_ps = v.thread[me + T_ATOMIC]
-        profile = v.thread[me + T_GROUP] * v.frames
+        group = v.thread[me + T_GROUP] * v.frames
+        frame = v.thread[me + T_LAST_FRAME]
+        charged = t  # the profile has the time up to here
+        first = v.thread[me + T_PC] * 8  # of the instructions executed since the last jump
+        following = first
         limit = time_limit(v, tid)
-        begun = left
-        off = False  # it left the CPU, or spins
-        frame = np.int64(0)
-        while t < limit and left > 0:
-            left -= 1
-            row = pc * 8
-            pc += 1
+        while t < limit:
+            row = following
+            following = row + 8
             op = code[row]
-            frame = code[row + 1]
+            if code[row + 1] != frame:
+                profile[group + frame] += t - charged
+                charged = t
+                frame = code[row + 1]
             a = code[row + 2]
             b = code[row + 3]
             c = code[row + 4]
-            before = t
             if op == LOAD:
                 i = registers[r + c]
-                if i < 0 or i >= code[row + 5]:
+                if outside(i, code[row + 5]):
                     status = BAD_INDEX
                     break
                 cell = b + i
@@ -235,19 +246,22 @@ def run(s, budget):
                     line = v.cell_line[cell]
                     if v.sharers[line * v.words + word] & bit == np.uint64(0):
                         t = fetch_shared(v, line, cpu, v.thread[me + T_NODE], t)
-                    t += hit_ps
+                    t += v.thread[me + T_HIT]
             elif op == LOOP:
                 i = registers[r + b] + 1
                 registers[r + b] = i
                 if i < registers[r + c]:
-                    pc = a
+                    left -= (following - first) >> 3
+                    first = following = a * 8
+                    if left <= 0:
+                        limit = np.int64(PAUSED)
             elif op == ADD:
                 registers[r + a] = registers[r + b] + registers[r + c]
             elif op == WORK:
                 pass
             elif op == STORE:
                 i = registers[r + c]
-                if i < 0 or i >= code[row + 5]:
+                if outside(i, code[row + 5]):
                     status = BAD_INDEX
                     break
                 cell = b + i
@@ -296,21 +310,25 @@ def run(s, budget):
                 registers[r + a] = 1 if registers[r + b] == registers[r + c] else 0
             elif op == NE:
                 registers[r + a] = 1 if registers[r + b] != registers[r + c] else 0
-            elif op == JUMP:
-                pc = a
-            elif op == JUMP_ZERO:
-                if registers[r + b] == 0:
-                    pc = a
+            elif op == JUMP or op == JUMP_ZERO:
+                if op == JUMP or registers[r + b] == 0:
+                    left -= (following - first) >> 3
+                    first = following = a * 8
+                    if left <= 0:
+                        limit = np.int64(PAUSED)
             elif op == WORK_R:
-                t += (max(registers[r + a], 0) * 16 * scale) >> 20
+                cycles = min(max(registers[r + a], 0), 1 << 47)
+                t += (cycles >> 16) * scale + (((cycles & 0xFFFF) * 16 * scale) >> 20)
             elif op == BUSY_NS:
-                t += max(registers[r + a], 0) * 1000
+                t += min(max(registers[r + a], 0), MAX_TIME) * 1000
             elif op == MEMORY:
                 home = registers[r + a]
-                if home < 0 or home >= v.nodes:
+                if outside(home, v.nodes):
                     status = BAD_INDEX
                     break
-                t += v.memory[v.thread[me + T_NODE] * v.nodes + home] * max(registers[r + b], 0)
+                ps = v.memory[v.thread[me + T_NODE] * v.nodes + home]
+                times = max(registers[r + b], 0)
+                t += MAX_TIME if times > 1 << 20 and times > MAX_TIME // max(ps, 1) else times * ps
             elif op == NOW_NS:
                 registers[r + a] = t // 1000
             elif op == RAND_INT:
@@ -327,7 +345,7 @@ def run(s, budget):
                 registers[r + a] = exponential(v, tid, bound)
             elif op == ATOMIC_ADD or op == CAS:
                 i = registers[r + c]
-                if i < 0 or i >= code[row + 5]:
+                if outside(i, code[row + 5]):
                     status = BAD_INDEX
                     break
                 cell = b + i
@@ -343,19 +361,19 @@ def run(s, budget):
                 if cell < v.tracked:
                     line = v.cell_line[cell]
                     if v.excl[line] == cpu:
-                        t = max(t, v.thread[me + T_DRAIN]) + atomic_ps
+                        t = max(t, v.thread[me + T_DRAIN]) + v.thread[me + T_ATOMIC]
                         v.line_free[line] = t
                     else:
                         t = locked_access(v, tid, line, t)
             elif op == SPIN_LOCK or op == MUTEX_LOCK:
                 i = registers[r + b]
-                if i < 0 or i >= c:
+                if outside(i, c):
                     status = BAD_INDEX
                     break
                 number = a + i
                 line = v.lock_line[number]
                 if v.excl[line] == cpu:
-                    t = max(t, v.thread[me + T_DRAIN]) + atomic_ps
+                    t = max(t, v.thread[me + T_DRAIN]) + v.thread[me + T_ATOMIC]
                     v.line_free[line] = t
                 else:
                     t = locked_access(v, tid, line, t)
@@ -367,10 +385,11 @@ def run(s, budget):
                 else:
                     mutex = op == MUTEX_LOCK
                     spin_frame = code[row + 6] if mutex else np.int64(-1)
-                    off = not acquire(v, tid, number, t, mutex, code[row + 5], spin_frame)
+                    if not acquire(v, tid, number, t, mutex, code[row + 5], spin_frame):
+                        limit = np.int64(GONE)
             elif op == SPIN_TRYLOCK:
                 i = registers[r + b]
-                if i < 0 or i >= c:
+                if outside(i, c):
                     status = BAD_INDEX
                     break
                 t = locked_access(v, tid, v.lock_line[a + i], t)
@@ -380,7 +399,7 @@ def run(s, budget):
                     acquire(v, tid, a + i, t, False, 0, -1)
             elif op == UNLOCK:
                 i = registers[r + b]
-                if i < 0 or i >= c:
+                if outside(i, c):
                     status = BAD_INDEX
                     break
                 number = a + i
@@ -404,9 +423,10 @@ def run(s, budget):
             elif op == SLEEP_NS:
                 v.thread[me + T_SINCE] = t
                 v.thread[me + T_STATE] = SLEEPING
-                heap_push(v, ((t + max(registers[r + a], 0) * 1000) << TID_BITS) | tid)
+                until = min(t + min(max(registers[r + a], 0), MAX_TIME) * 1000, MAX_TIME)
+                heap_push(v, (until << TID_BITS) | tid)
                 park_spinners(v, tid, t)
-                off = True
+                limit = np.int64(GONE)
             elif op == WAIT_PREPARE:
                 if v.thread[me + T_ARMED] != 1:
                     v.thread[me + T_ARMED] = 1
@@ -416,7 +436,7 @@ def run(s, budget):
                     v.thread[me + T_SINCE] = t
                     v.thread[me + T_STATE] = WAITING
                     park_spinners(v, tid, t)
-                    off = True
+                    limit = np.int64(GONE)
             elif op == WAIT_FINISH:
                 if v.thread[me + T_ARMED] == 1:
                     leave_queue(v, tid, a)
@@ -432,31 +452,33 @@ def run(s, budget):
                 v.histogram[a * HISTOGRAM + 64] += registers[r + b]
             elif op == HALT:
                 v.thread[me + T_STATE] = HALTED
-                off = True
+                limit = np.int64(GONE)
                 if v.thread[me + T_DAEMON] == 0:
                     v.scalars[G_LIVE] -= 1
                     if v.scalars[G_LIVE] == 0:
                         v.scalars[G_END] = t
                         status = DONE
             t += (code[row + 7] * scale) >> 20
-            v.profile[profile + frame] += t - before
-            if off:
-                break
-        v.scalars[G_EXECUTED] += begun - left
+        profile[group + frame] += t - charged
+        left -= (following - first) >> 3
         v.thread[me + T_TIME] = t
-        v.thread[me + T_PC] = pc
+        v.thread[me + T_PC] = following >> 3
         v.thread[me + T_LAST_FRAME] = frame
         if status != SLICE:
             break
-        if off:
+        if limit == GONE:
             tid = np.int64(-1)
-        elif t >= limit:
+        elif limit != PAUSED:
+            if t >= MAX_TIME:
+                status = TOO_LONG
+                break
             key = v.heap[0]
             replace_first(v, (t << TID_BITS) | tid)
             tid = key & TID_MASK
             resume(v, tid, key >> TID_BITS)
         if left <= 0:
             break
+    v.scalars[G_EXECUTED] += budget - left
     v.scalars[G_CURRENT] = tid
     return status
 
@@ -464,7 +486,7 @@ def run(s, budget):
 @jit
 def settle(s):
     """At the end of a run, cut or complete the accounts of threads caught in the middle of something."""
-    v = view(s)
+    v = reference(view(s))
     end = v.scalars[G_END]
     for tid in range(v.threads):
         me = tid * THREAD
