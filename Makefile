@@ -18,8 +18,8 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.run
 
 demo: $(VENV)/.run
 	$(BIN)/zexp run -m experiment=munmap_24g $(SWEEP)
-	@printf '\nThe same three designs predicted for this very host, 2 GiB:\n\n'
-	$(BIN)/zexp run -m experiment=munmap_24g machine=host workload.total_size=2GiB $(SWEEP)
+	@printf '\nThe same three designs predicted for this very host, 512 MiB:\n\n'
+	$(BIN)/zexp run -m experiment=munmap_24g machine=host workload.total_size=512MiB $(SWEEP)
 	@printf '\n%s\n' "Where to look next:" \
 	  "  $(BIN)/zexp ui                                   the runs in MLflow's UI" \
 	  "  $(BIN)/zexp show last                            the last run in the terminal" \

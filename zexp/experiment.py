@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zexp import machine as machines
-from zexp.schema import Config, Published, Tracking
 from zexp.errors import ConfigError, PluginError, ZexpError, near
 from zexp.kernel import KernelBuilder, KernelConfig, PoolAccounting
 from zexp.machine import Machine
 from zexp.program import Program
 from zexp.result import RunResult
+from zexp.schema import Config, Published, Tracking
 from zexp.workload import WORKLOADS, Load, Workload
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         accounting.validate()
     except ValueError as error:
         raise ConfigError(f"policy.accounting ({accounting.name} of {origin})", accounting, str(error)) from error
+    except Exception as error:
+        raise _blame(error, accounting, str(origin), "it checks its parameters") from error
     return Experiment(
         name=typed.name,
         machine=machines.load(typed.machine),
@@ -126,23 +128,22 @@ def stage(experiment: Experiment) -> Staged:
         load = experiment.workload.stage(k, experiment.accounting)
         program = k.finish()
     except Exception as error:
-        raise _blame(error, experiment) from error
+        plugin = " ".join(next(iter(experiment.plugins.items())))
+        raise _blame(error, experiment.accounting, plugin, "it is staged") from error
     return Staged(program, load, frozenset(k.accounting_stacks))
 
 
-def _blame(error: Exception, experiment: Experiment) -> Exception:
+def _blame(error: Exception, accounting: PoolAccounting, plugin: str, when: str) -> Exception:
     """An error raised while the policy's own code ran becomes one that names its plugin, file and line."""
     import sys
 
-    policy = type(experiment.accounting)
-    source = getattr(sys.modules.get(policy.__module__), "__file__", None)
+    source = getattr(sys.modules.get(type(accounting).__module__), "__file__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
     if not frames:
         return error
-    plugin = " ".join(next(iter(experiment.plugins.items())))
-    what = str(error) if isinstance(error, ZexpError) else f"{type(error).__name__}: {error}"
+    what = " ".join((str(error) if isinstance(error, ZexpError) else f"{type(error).__name__}: {error}").split())
     return PluginError(
-        f"policy/accounting={experiment.accounting.name} of plugin {plugin} fails while it is staged, "
+        f"policy/accounting={accounting.name} of plugin {plugin} fails while {when}, "
         f"{frames[-1].filename}:{frames[-1].lineno}: {what}"
     )
 
@@ -161,9 +162,7 @@ def run(
         observer=observer,
         notify=notify,
     )
-    return dataclasses.replace(
-        result, pages=staged.load.pages, metrics={**_metrics(result, staged), **result.metrics}
-    )
+    return dataclasses.replace(result, pages=staged.load.pages, metrics={**_metrics(result, staged), **result.metrics})
 
 
 def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:

@@ -21,7 +21,7 @@ hookimpl = pluggy.HookimplMarker("zexp")
 def zexp_accounting_policies() -> list[type[PoolAccounting]]:  # type: ignore[empty-body]
     """Pool-size accounting policies this plugin brings.
 
-    Called once at start. Each class is a dataclass derived from ``zexp.kernel.PoolAccounting``; its ``name`` becomes the
-    Hydra choice ``policy/accounting=NAME`` and its other fields parameters ``policy.accounting.FIELD``. A name that
+    Called once at start. Each class is a dataclass derived from ``zexp.kernel.PoolAccounting``; its ``name`` becomes
+    the Hydra choice ``policy/accounting=NAME`` and its other fields parameters ``policy.accounting.FIELD``. A name that
     another plugin already has is an error that names both.
     """

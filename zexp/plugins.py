@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from zexp.errors import PluginError, near
 
 if TYPE_CHECKING:
     from zexp.kernel import PoolAccounting
+
+
+METHODS = ("validate", "setup", "entry_stored", "entry_freed", "zspage_allocated", "zspage_freed", "total_pages")
+"""What the kernel model calls on an accounting policy."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Registry:
 
 def load() -> Registry:
     """Load every plugin installed in this environment. One that fails is kept aside in ``broken``; two that claim one
-    name raise ``PluginError``."""
+    name raise ``PluginError``.
+    """
     registry = Registry()
     points = sorted(metadata.entry_points(group=hookspecs.GROUP), key=lambda p: (p.dist.name if p.dist else "", p.name))
     for point in points:
@@ -75,8 +81,8 @@ def load() -> Registry:
             brought = [policy for policies in manager.hook.zexp_accounting_policies() for policy in policies]
             for policy in brought:
                 _check(policy)
-        except Exception as error:  # a plugin may fail in any way while it is imported
-            reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        except (Exception, SystemExit) as error:  # a plugin may fail in any way while it is imported
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             registry.broken.append(Broken(origin, point.name, reason))
             continue
         for policy in brought:
@@ -102,7 +108,27 @@ def _check(policy: object) -> None:
     if "__dataclass_params__" not in vars(policy):
         raise TypeError(f"{policy.__name__} is not decorated with @dataclass")
     if not _name(policy).isidentifier():
-        raise TypeError(f"{policy.__name__} needs a field `name: str = \"...\"` that is an identifier, not {_name(policy)!r}")
+        raise TypeError(
+            f'{policy.__name__} needs a field `name: str = "..."` that is an identifier, not {_name(policy)!r}'
+        )
     missing = sorted(getattr(policy, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"{policy.__name__} lacks {', '.join(missing)}")
+    for method in METHODS:
+        wanted = inspect.signature(getattr(PoolAccounting, method)).parameters
+        try:  # else it would fail far away from the plugin's code, in the kernel model that calls it
+            inspect.signature(getattr(policy, method)).bind(*wanted)
+        except TypeError as error:
+            raise TypeError(f"{policy.__name__}.{method} must take ({', '.join(wanted)}): {error}") from error
+    _check_fields(policy)
+
+
+def _check_fields(policy: type) -> None:
+    """Every field must be something the command line can set."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.structured(policy)
+    except OmegaConfBaseException as error:
+        raise TypeError(f"{policy.__name__}: a field that Hydra cannot set: {str(error).splitlines()[0]}") from error

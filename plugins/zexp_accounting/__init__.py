@@ -1,11 +1,10 @@
 """First-party accounting policies: what Linux did, what it does, and what was considered in between."""
 
+from zexp.hookspecs import hookimpl
+from zexp.kernel import PoolAccounting
 from zexp_accounting.eager import Eager
 from zexp_accounting.lazy import Lazy
 from zexp_accounting.shared_atomic import SharedAtomic
-
-from zexp.hookspecs import hookimpl
-from zexp.kernel import PoolAccounting
 
 
 @hookimpl

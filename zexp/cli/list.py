@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
     what = parser.parse_args(argv).what
     registry = ready(strict=False)
     console = Console()
-    tables = {
+    tables: dict[str, Callable[[], Table]] = {
         "experiments": _experiments,
         "machines": _machines,
         "kernels": _kernels,
@@ -73,7 +74,9 @@ def _machines() -> Table:
     for name, content in _yaml("machine").items():
         m = machines.load({k: v for k, v in content.items() if k != "defaults"})
         memory = f"{m.memory_bytes / 2**30:.0f} GiB"
-        table.add_row(name, str(m.cpus), str(m.cores), str(m.l3s), str(m.nodes), f"{m.ghz:.2f}", memory, escape(m.description))
+        table.add_row(
+            name, str(m.cpus), str(m.cores), str(m.l3s), str(m.nodes), f"{m.ghz:.2f}", memory, escape(m.description)
+        )
     return table
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from zexp import experiment, schema
 from zexp.cli import render
 from zexp.cli.compose import errors, ready
-from zexp.errors import Interrupted, ZexpError
+from zexp.errors import ZexpError
 from zexp.result.published import Outcome
 from zexp.tracking import Recorder, RunInfo, Store, list_runs, load_run, run_url
 
@@ -109,7 +109,9 @@ def _task(cfg: DictConfig, registry: Registry, outcomes: list[tuple[str, Outcome
 
     overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith(("experiment=", "tracking."))]
     try:
-        name, outcome = run_one(experiment.from_config(cfg, registry), overrides)
+        with errors():
+            exp = experiment.from_config(cfg, registry)
+        name, outcome = run_one(exp, overrides)
     except ZexpError as error:
         where = f" [{' '.join(overrides)}]" if os.environ.get(SWEEP) else ""
         print(f"zexp: {error}{where}", file=sys.stderr, flush=True)
@@ -156,13 +158,16 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
     render.run_tables(console, outcome, title)
     speed = result.sim_ns / 1e9 / result.wall_s if result.wall_s else 0.0
     console.print(
-        f"{result.sim_ns / 1e6:,.1f} ms on the machine, simulated in {result.wall_s:.2f} s "
-        f"({speed:.2f} x real time)",
+        f"{result.sim_ns / 1e6:,.1f} ms on the machine, simulated in {result.wall_s:.2f} s ({speed:.2f} x real time)",
         highlight=False,
     )
     if store is not None:
         url = run_url(store.experiment_id(exp.name), run_id)
-        console.print(f"run    zexp show {run_id[:8]}\nstore  {store.uri}\nUI     zexp ui, then {url}\n", soft_wrap=True, highlight=False)
+        console.print(
+            f"run    zexp show {run_id[:8]}\nstore  {store.uri}\nUI     zexp ui, then {url}\n",
+            soft_wrap=True,
+            highlight=False,
+        )
     return name, outcome
 
 
@@ -194,11 +199,13 @@ def _run(exp: experiment.Experiment, staged: experiment.Staged, console: Console
         bar.update(
             task,
             completed=abs(progress.watched - load.watch_from) if load.watch else None,
-            description=f"{exp.accounting.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instructions/s",
+            description=f"{exp.accounting.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instr/s",
         )
 
     try:
-        return experiment.run(exp, staged, observer=observe, notify=lambda text: print(f"zexp: {text}", file=sys.stderr))
+        return experiment.run(
+            exp, staged, observer=observe, notify=lambda text: print(f"zexp: {text}", file=sys.stderr)
+        )
     finally:
         if bar.live.is_started:
             bar.stop()

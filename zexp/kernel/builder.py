@@ -37,8 +37,10 @@ class KernelBuilder(Builder):
         cost = self.config.costs.get(function)
         if cost is None:
             raise ConfigError(
-                f"kernel.costs.{function}", "missing", f"kernel {self.config.name} has no cost for it; "
-                f"give one, or k.fn({function!r}, instructions=N); {near(function, self.config.costs)}"
+                f"kernel.costs.{function}",
+                "missing",
+                f"kernel {self.config.name} has no cost for it; "
+                f"give one, or k.fn({function!r}, instructions=N); {near(function, self.config.costs)}",
             )
         return cost.instructions * self.config.cycles_per_instruction + cost.stall_cycles
 

@@ -58,7 +58,7 @@ class KernelConfig:
     """``xarray``: freeing a slot also clears its shadow there; ``table`` (7.x): nothing to do."""
     cluster_slots: int = 512
     zsmalloc_lock: str = "pool"
-    """What zs_free takes: the ``pool`` lock; ``migrate_lock`` for reading, then the ``class`` lock; or just ``class``."""
+    """What zs_free takes: the ``pool`` lock; ``migrate_lock`` for reading, then the class's; or the ``class`` lock."""
     zsmalloc_chain: int = 8
     """Largest number of pages in a zspage."""
     list_lru_lock: str = "node"

@@ -16,6 +16,7 @@ from zexp.kernel.zsmalloc import ZsMalloc, lay_out
 from zexp.kernel.zswap import Zswap
 from zexp.program import IntLike, Value
 
+
 @dataclass(frozen=True)
 class Owner:
     """Whose memory is handled: the cgroup to charge, and where its pages lie."""
@@ -47,8 +48,11 @@ class Mm:
         other_pages: int = 0,
         dynamic: bool = False,
     ) -> None:
-        """``stored[slot]``: has an entry at time 0; its size is ``object_bytes`` +- ``object_spread``. ``stores``: how many more will be stored at most. ``other_pages``:
-        pages of the pool that hold entries nobody touches."""
+        """Build everything for ``len(stored)`` slots.
+
+        ``stored[slot]`` says whether the slot has an entry at time 0; sizes are ``object_bytes`` +- that times
+        ``object_spread``. At most ``stores`` more will be stored. ``other_pages`` pages hold entries nobody touches.
+        """
         slots = len(stored)
         self.shrink_wait = k.wait_queue("zswap shrink_wq")
         self.memcontrol = MemControl(k, memcgs)

@@ -20,8 +20,8 @@ class PoolAccounting(ABC):
     Subclass it as a dataclass. ``name`` is the Hydra choice ``policy/accounting=NAME``; every further field is a
     parameter ``policy.accounting.FIELD`` (give it a type, a default and ``metadata={"help": ...}``; check values in
     ``validate``). The methods *stage* code: they are called once for every place the kernel calls them from, and what
-    they emit runs there. ``setup`` comes first. The ``k.fn``/``k.func`` frames a method opens are what the run reports as
-    accounting.
+    they emit runs there. ``setup`` comes first. The ``k.fn``/``k.func`` frames a method opens are what the run reports
+    as accounting.
     """
 
     name: str = "?"

@@ -71,9 +71,8 @@ class SwapFile:
     def _swapcache_free_entries(self, k: KernelBuilder, count: IntLike, owner: Owner) -> None:
         """Free all that the CPU has collected, under si->lock all along."""
         base = k.cpu * self.cache_size
-        with k.fn("swapcache_free_entries"), k.lock(self.si_lock):
-            with k.for_range(count) as i:
-                self.swap_entry_free(k, k.load(self.cached[base + i]), owner)
+        with k.fn("swapcache_free_entries"), k.lock(self.si_lock), k.for_range(count) as i:
+            self.swap_entry_free(k, k.load(self.cached[base + i]), owner)
         k.store(self.cached_count[k.cpu], 0)
 
     def swap_entry_free(self, k: KernelBuilder, slot: Value, owner: Owner) -> None:

@@ -39,8 +39,9 @@ class SizeClass:
 
 
 def size_classes(chain: int) -> list[SizeClass]:
-    """All classes, smallest first. Each takes the chain length that wastes least; neighbours that come out with the same
-    pages and objects are one class, of the largest size among them, as in zs_create_pool()."""
+    """All classes, smallest first. Each takes the chain length that wastes least; neighbours that come out with the
+    same pages and objects are one class, of the largest size among them, as in zs_create_pool().
+    """
     classes: list[SizeClass] = []
     for size in range(PAGE_BYTES, MIN_ALLOC - 1, -CLASS_DELTA):
         pages = min(range(1, chain + 1), key=lambda n, size=size: (n * PAGE_BYTES % size, n))  # type: ignore[misc]
@@ -243,7 +244,7 @@ class ZsMalloc:
 
     @contextmanager
     def _locked(self, kind: Value) -> Iterator[None]:
-        """Under the locks this version takes: the pool's; the class's; or migrate_lock for reading, then the class's."""
+        """Under the locks of this version: the pool's; the class's; or migrate_lock for reading, then the class's."""
         k = self.k
         if not self.lock_by_class:
             with k.lock(self.locks[k.load(self.kind_pool[kind])]):

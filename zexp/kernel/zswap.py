@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from zexp.errors import PluginError
 from zexp.kernel.builder import PAGE_BYTES, KernelBuilder
 from zexp.kernel.config import TREE_64MIB_SLOTS
 from zexp.program import IntLike, Value
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 class Zswap:
     """One zswap pool over one swap device."""
 
-    def __init__(self, k: KernelBuilder, mm: Mm, accounting: PoolAccounting, slots: int, stored: int, dynamic: bool) -> None:
+    def __init__(
+        self, k: KernelBuilder, mm: Mm, accounting: PoolAccounting, slots: int, stored: int, dynamic: bool
+    ) -> None:
         config = k.config
         self.mm, self.accounting = mm, accounting
         self.zsmalloc = mm.zsmalloc
@@ -38,7 +41,13 @@ class Zswap:
     def zswap_total_pages(self, k: KernelBuilder) -> Value:
         """The size of the pool in pages, by the accounting policy."""
         with k.accounting():
-            return self.accounting.total_pages(k, self)
+            pages = self.accounting.total_pages(k, self)
+        if not isinstance(pages, Value):
+            raise PluginError(
+                f"policy/accounting={self.accounting.name}: total_pages returned {pages!r}; allowed: a staged value, "
+                "like the result of k.load() or a k.local()"
+            )
+        return pages
 
     def _tree(self, slot: Value) -> IntLike:
         return 0 if len(self.tree_locks) == 1 else slot // self.tree_slots

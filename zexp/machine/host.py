@@ -168,9 +168,12 @@ def _node_memory(
     node_ids: Sequence[int], node_root: Path, proc: Path, sources: dict[str, str]
 ) -> npt.NDArray[np.int64]:
     sizes = [_kib(_read(node_root / f"node{node}/meminfo"), "MemTotal") for node in node_ids]
+    total = _kib(_read(proc / "meminfo"), "MemTotal")
     sources["memory_gib"] = "read: node*/meminfo"
+    if 0 < sum(sizes) < total:  # memory plugged in later may be missing from the nodes' own counts
+        sizes = [size * total // sum(sizes) for size in sizes]
+        sources["memory_gib"] = "read: /proc/meminfo, shared out as node*/meminfo says"
     if not any(sizes):
-        total = _kib(_read(proc / "meminfo"), "MemTotal")
         sources["memory_gib"] = "read: /proc/meminfo, shared out evenly"
         if not total:
             total = 16 * 2**20

@@ -78,6 +78,7 @@ class Body:
         self.scope = self.root
 
     def new_register(self) -> int:
+        """A register nothing else uses."""
         self.registers += 1
         return self.registers - 1
 
@@ -116,7 +117,8 @@ class Builder:
 
     def var(self, name: str, init: int = 0, home: int = 0, beside: Ref | None = None) -> Ref:
         """A variable on a cache line of its own in the memory of node ``home``; or on the open ``line``, or on the
-        line of the variable ``beside``."""
+        line of the variable ``beside``.
+        """
         outer = self.memory.shared_line
         if beside is not None:
             self._own(beside.array.builder, beside.array.name)
@@ -144,9 +146,7 @@ class Builder:
         base = self.memory.declare(name, values, self._homes(name, length, homes), per_line)
         return Array(self, name, base, length)
 
-    def bookkeeping(
-        self, name: str, length: int, init: Sequence[int] | npt.NDArray[np.int64] | None = None
-    ) -> Array:
+    def bookkeeping(self, name: str, length: int, init: Sequence[int] | npt.NDArray[np.int64] | None = None) -> Array:
         """Variables whose accesses cost nothing: what the model must know, charged for elsewhere."""
         return Array(self, name, self.memory.declare_untracked(name, self._init(name, length, init)), length)
 
@@ -174,9 +174,7 @@ class Builder:
         finally:
             self.memory.shared_line = None
 
-    def locks(
-        self, name: str, length: int = 1, kind: LockKind = SPINLOCK, homes: Sequence[int] | None = None
-    ) -> Locks:
+    def locks(self, name: str, length: int = 1, kind: LockKind = SPINLOCK, homes: Sequence[int] | None = None) -> Locks:
         """``length`` locks of one class, each on its own line (or all on the open ``line``)."""
         if length < 1:
             raise StagingError(f"{name}: a lock array needs at least one lock, not {length}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,10 +57,14 @@ class Listing:
                 comm, stack = thread.comm, ()
                 written = self._written(pc)
                 self.constants = {
-                    r: int(v) for r, v in enumerate(thread.registers) if r >= isa.FIRST_FREE_REGISTER and r not in written
+                    r: int(v)
+                    for r, v in enumerate(thread.registers)
+                    if r >= isa.FIRST_FREE_REGISTER and r not in written
                 }
             here = self.program.stack(row[isa.FRAME]) if row[isa.FRAME] else ()
-            shared = next((i for i, (a, b) in enumerate(zip(stack, here, strict=False)) if a != b), min(len(stack), len(here)))
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(stack, here, strict=False)) if a != b), min(len(stack), len(here))
+            )
             for depth in range(shared, len(here)):
                 yield ListingLine(comm, None, depth, f"{here[depth]}()", "", "")
             stack = here
@@ -94,7 +98,7 @@ class Listing:
         return variable.name if length == 1 else f"{variable.name}[{self._reg(row[isa.C])}]"
 
     def _lock(self, row: list[int]) -> str:
-        base, length, name = next(c for c in self.lock_names if c[0] == row[isa.A])
+        _, length, name = next(c for c in self.lock_names if c[0] == row[isa.A])
         return name if length == 1 else f"{name}[{self._reg(row[isa.B])}]"
 
     def _words(self, row: list[int]) -> str:
@@ -102,7 +106,7 @@ class Listing:
         r = self._reg
         if op in _SIGNS:
             return f"{r(a)} = {r(b)} {_SIGNS[op]} {r(c)}"
-        words = {
+        words: dict[Op, Callable[[], str]] = {
             Op.HALT: lambda: "end of thread",
             Op.WORK: lambda: "work",
             Op.WORK_R: lambda: f"work {r(a)} cycles",
@@ -149,7 +153,9 @@ class Listing:
         elif op == Op.UNLOCK:
             parts.append(f"{self.ns_per_cycle:.1f} ns")
         elif op == Op.MEMORY:
-            parts.append(f"{self.machine.memory_latency_ns.min():.0f} to {self.machine.memory_latency_ns.max():.0f} ns each")
+            parts.append(
+                f"{self.machine.memory_latency_ns.min():.0f} to {self.machine.memory_latency_ns.max():.0f} ns each"
+            )
         if work:
             parts.append(f"{work:.4g} cycles = {work * self.ns_per_cycle:.1f} ns")
         return "; ".join(parts)

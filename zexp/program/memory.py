@@ -119,7 +119,11 @@ class LockRef:
     def identity(self) -> tuple[int, str, int]:
         """The same for two references to the same lock, as far as staging can tell."""
         staged = isinstance(self.index, Value)
-        return self.locks.base, "r" if staged else "i", self.index.register if isinstance(self.index, Value) else self.index
+        return (
+            self.locks.base,
+            "r" if staged else "i",
+            self.index.register if isinstance(self.index, Value) else self.index,
+        )
 
 
 @dataclass(frozen=True, eq=False)

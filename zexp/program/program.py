@@ -94,9 +94,7 @@ class Program:
             cell_line=np.array(memory.line_of, np.int64),
             line_home=np.array(memory.line_home, np.int64),
             line_variable=np.array(memory.line_variable, np.int64),
-            variables=tuple(
-                VariableInfo(v.name, memory.settle(v.base), v.length, v.tracked) for v in memory.variables
-            ),
+            variables=tuple(VariableInfo(v.name, memory.settle(v.base), v.length, v.tracked) for v in memory.variables),
             lock_line=np.array(memory.lock_line, np.int64),
             lock_class=np.array(memory.lock_class_of, np.int64),
             lock_classes=tuple(LockClass(*c) for c in memory.lock_classes),

@@ -34,7 +34,4 @@ class Log2Histogram:
         filled = [i for i, n in enumerate(self.counts) if n]
         if not filled:
             return []
-        return [
-            (0 if i == 0 else 1 << (i - 1), 1 << i, self.counts[i])
-            for i in range(filled[0], filled[-1] + 1)
-        ]
+        return [(0 if i == 0 else 1 << (i - 1), 1 << i, self.counts[i]) for i in range(filled[0], filled[-1] + 1)]

@@ -65,7 +65,9 @@ def compare(run: Outcome) -> list[Comparison]:
         Comparison(arm, symbol, run.self_pct(symbol), pct, symbol in fitted)
         for symbol, pct in published.get("self_pct", {}).get(arm, {}).items()
     ]
-    rows += [Comparison(arm, symbol, run.self_pct(symbol), 0.0, False) for symbol in published.get("absent", {}).get(arm, [])]
+    rows += [
+        Comparison(arm, symbol, run.self_pct(symbol), 0.0, False) for symbol in published.get("absent", {}).get(arm, [])
+    ]
     return rows
 
 

@@ -47,7 +47,9 @@ class SwapIn(Workload):
         self.check_fits(k.machine, k.config, "workload.size", self.size, pages)
         region = Region("swapin", self.processes, pages)
         mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
-        self.spawn(k, swapin_code(k, mm, self), region, place(k.machine, self.placement, self.processes, "workload.processes"))
+        self.spawn(
+            k, swapin_code(k, mm, self), region, place(k.machine, self.placement, self.processes, "workload.processes")
+        )
         return emptying(mm, pages, "swapin")
 
 
@@ -69,13 +71,19 @@ class SwapOff(Workload):
         region = Region("swapoff", self.processes, pages)
         mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
         each = pages // self.processes
-        nodes = [k.machine.node_of[cpu] for cpu in place(k.machine, self.placement, min(self.processes, k.machine.cpus), "")]
+        nodes = [
+            k.machine.node_of[cpu] for cpu in place(k.machine, self.placement, min(self.processes, k.machine.cpus), "")
+        ]
         homes = k.bookkeeping("home node", self.processes, [nodes[i % len(nodes)] for i in range(self.processes)])
-        with k.thread("swapoff") as thread:
-            with k.func("__x64_sys_swapoff"), k.func("try_to_unuse"), k.for_range(self.processes) as process:
-                owner = Owner(process, k.load(homes[process]) if self.memory == "local" else None)
-                with k.for_range(each) as i:
-                    swapin_page(k, mm, process * each + i, owner)
+        with (
+            k.thread("swapoff") as thread,
+            k.func("__x64_sys_swapoff"),
+            k.func("try_to_unuse"),
+            k.for_range(self.processes) as process,
+        ):
+            owner = Owner(process, k.load(homes[process]) if self.memory == "local" else None)
+            with k.for_range(each) as i:
+                swapin_page(k, mm, process * each + i, owner)
         k.spawn(thread, place(k.machine, self.placement, 1, "")[0])
         return emptying(mm, pages, "swapoff")
 
@@ -101,9 +109,7 @@ class Store(Workload):
         cpus = place(k.machine, self.placement, self.processes + self.shrink_worker, "workload.processes")
         self.check_fits(k.machine, k.config, "workload.size", self.size, 0)
         region = Region("store", self.processes, pages)
-        mm = build_mm(
-            k, self, accounting, [(region, False)], dynamic=True, pool_fill_percent=self.pool_fill_percent
-        )
+        mm = build_mm(k, self, accounting, [(region, False)], dynamic=True, pool_fill_percent=self.pool_fill_percent)
         self.spawn(k, store_code(k, mm, self), region, cpus)
         if self.shrink_worker:
             k.spawn(shrink_worker_code(k, mm, self, region), cpus.pop(0))
@@ -177,7 +183,7 @@ class Mixed(Workload):
 
 
 def shrink_worker_code(k: KernelBuilder, mm: Mm, workload: Workload, region: Region) -> Body:
-    """zswap's shrink_worker: woken at the limit, writes back the oldest entries of one cgroup after the other.
+    """Zswap's shrink_worker: woken at the limit, writes back the oldest entries of one cgroup after the other.
 
     A process's oldest entry is the lowest of its slots that still has one. As in the kernel, it gives up after 16
     cgroups in turn had nothing to write back.
@@ -193,7 +199,7 @@ def shrink_worker_code(k: KernelBuilder, mm: Mm, workload: Workload, region: Reg
             with k.while_(lambda: (failures < 16) & (zswap.zswap_total_pages(k) > zswap.accept_pages)):
                 slot = k.local(k.load(oldest[memcg]))
                 end = k.load(firsts[memcg]) + k.load(mm.reclaimed[memcg])
-                with k.while_(lambda slot=slot, end=end: slot < end):
+                with k.while_(lambda: slot < end):  # noqa: B023 - staged at once
                     with k.if_(k.load(zswap.zsmalloc.zspage_of[slot]) >= 0):
                         k.break_()
                     slot.set(slot + 1)

@@ -66,6 +66,10 @@ def _scale(machine: Machine, busy: set[int], cpu: int) -> int:
     return round(1000 / machine.ghz / share / WORK_UNIT * (1 << 20))
 
 
+def _cycles_ps(cycles: float, scale: int) -> int:
+    return (round(cycles * WORK_UNIT) * scale) >> 20
+
+
 def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     """The state of the virtual machine at time 0."""
     threads, groups = program.threads, {c: i for i, c in enumerate(program.comms)}
@@ -83,14 +87,13 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     offset = 0
     for tid, t in enumerate(threads):
         scale = _scale(machine, busy, t.cpu)
-        cycles = lambda n, scale=scale: (round(n * WORK_UNIT) * scale) >> 20  # noqa: E731
         start = min(t.start_ns * PS_PER_NS, st.MAX_TIME)
         th[tid, [st.T_TIME, st.T_START, st.T_PC, st.T_REGISTERS]] = start, start, t.pc, offset
         th[tid, [st.T_CPU, st.T_NODE, st.T_GROUP]] = t.cpu, machine.node_of[t.cpu], groups[t.comm]
         th[tid, [st.T_STATE, st.T_DAEMON, st.T_SCALE]] = st.NEW, t.daemon, scale
-        th[tid, st.T_HIT] = cycles(machine.core.l1_hit_cycles)
-        th[tid, st.T_ATOMIC] = cycles(machine.core.atomic_cycles)
-        th[tid, st.T_STORE] = cycles(1)
+        th[tid, st.T_HIT] = _cycles_ps(machine.core.l1_hit_cycles, scale)
+        th[tid, st.T_ATOMIC] = _cycles_ps(machine.core.atomic_cycles, scale)
+        th[tid, st.T_STORE] = _cycles_ps(1, scale)
         offset += len(t.registers)
     for i, key in enumerate(sorted((int(th[tid, st.T_TIME]) << st.TID_BITS) | tid for tid in range(len(threads)))):
         heap[i] = key
@@ -154,7 +157,7 @@ def _state_type() -> numba.types.Type:
         "random": u1, "store_buffer": i2, "lock": i2, "lock_stat": i2, "queue": i2, "profile": i2, "metric": i2,
         "histogram": i2, "wakeup_ps": numba.int64,
     }  # fmt: skip
-    return numba.types.NamedTuple([shapes.get(f, i1) for f in st.State._fields], st.State)
+    return numba.types.NamedTuple([shapes.get(f, i1) for f in st.State._fields], st.State)  # type: ignore[no-untyped-call]
 
 
 def run(
@@ -255,9 +258,7 @@ def _result(program: Program, state: st.State, wall_s: float) -> RunResult:
         metrics={name: float(state.metric[i, 0]) for i, name in enumerate(program.metrics)},
         profile=profile,
         locks=tuple(locks),
-        lines=tuple(
-            LineStats(program.variables[v].name, n, ps / PS_PER_NS) for v, (n, ps) in sorted(lines.items())
-        ),
+        lines=tuple(LineStats(program.variables[v].name, n, ps / PS_PER_NS) for v, (n, ps) in sorted(lines.items())),
         histograms={
             name: Log2Histogram(unit, tuple(int(n) for n in state.histogram[i, :64]), int(state.histogram[i, 64]))
             for i, (name, unit) in enumerate(program.histograms)
