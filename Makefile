@@ -20,12 +20,12 @@ demo: $(VENV)/.run
 	$(BIN)/zexp run -m experiment=munmap_24g $(SWEEP)
 	@printf '\nThe same three designs predicted for this very host, 512 MiB:\n\n'
 	$(BIN)/zexp run -m experiment=munmap_24g machine=host workload.total_size=512MiB $(SWEEP)
-	@printf '\n%s\n' "Where to look next:" \
-	  "  $(BIN)/zexp ui                                   the runs in MLflow's UI" \
-	  "  $(BIN)/zexp show last                            the last run in the terminal" \
-	  "  $(BIN)/zexp explain experiment=munmap_24g        the staged program, with costs" \
-	  "  $(BIN)/zexp list                                 what else can be composed" \
-	  "  experiments/munmap_24g/README.md              what was found, with charts for 1 to 192 processes"
+	@printf '%s\n' '' 'Where to look next:' \
+	  '  $(BIN)/zexp ui                                  the runs in MLflow, on 127.0.0.1' \
+	  '  $(BIN)/zexp show last                           the last run in the terminal' \
+	  '  $(BIN)/zexp explain experiment=munmap_24g       the staged program, with costs' \
+	  '  $(BIN)/zexp list                                what else can be composed' \
+	  '  experiments/munmap_24g/README.md            what was found, for 1 to 192 processes'
 
 test: lint
 	$(BIN)/python -m pytest

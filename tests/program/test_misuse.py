@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zexp.engine.sim import run
 from zexp.program import MUTEX, Builder, StagingError
 
 from .conftest import small_machine
@@ -734,3 +735,34 @@ def test_what_is_no_misuse(k: Builder) -> None:
             k.work(1)
     k.spawn(body, 0)
     k.finish()
+
+
+def test_arrays_are_not_iterated_in_python() -> None:
+    k = Builder(small_machine())
+    array = k.array("numbers", 2)
+    with pytest.raises(StagingError, match="for_each"):
+        list(array)
+
+
+def test_wait_inside_the_condition_of_a_wait() -> None:
+    k = Builder(small_machine())
+    outer, inner = k.wait_queue("outer"), k.wait_queue("inner")
+
+    def condition() -> int:
+        k.wait_event(inner, lambda: 1)
+        return 1
+
+    with pytest.raises(StagingError, match="inside the condition"), k.thread("t"):
+        k.wait_event(outer, condition)
+
+
+def test_for_range_looks_at_its_bound_once() -> None:
+    machine = small_machine()
+    k = Builder(machine)
+    with k.thread("t") as thread:
+        bound = k.local(3)
+        with k.for_range(bound):
+            k.count("turns")
+            bound.set(10)
+    k.spawn(thread, 0)
+    assert run(k.finish(), machine).metrics["turns"] == 3

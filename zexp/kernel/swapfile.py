@@ -39,7 +39,7 @@ class SwapFile:
                     self._swapcache_free_entries(k, k.load(self.cached_count[k.cpu]), owner)
         else:
             done = k.local(0)
-            with k.while_(lambda: done < pages), k.func("zap_pte_range"):
+            with k.while_(lambda: done < pages), k.func(k.symbol("zap_pte_range")):
                 # a batch ends with its page table, which here is also a cluster
                 start = first + done
                 count = k.minimum(pages - done, batch - start % batch)

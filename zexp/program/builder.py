@@ -106,6 +106,7 @@ class Builder:
         self._frame = 0
         self._body: Body | None = None
         self._label = -1
+        self._waiting = False
         self._else: tuple[int, Scope] | None = None
         self._bodies: list[Body] = []
         self._threads: list[tuple[Body, int, int, dict[str, int]]] = []
@@ -457,11 +458,16 @@ class Builder:
     def wait_event(self, queue: WaitQueue, condition: Callable[[], IntLike]) -> None:
         """Sleep in ``queue`` until ``condition()`` is true; no wake-up between test and sleep is lost."""
         self._may_sleep(f"waiting in {queue.name}")
+        if self._waiting:
+            raise StagingError(f"k.wait_event({queue.name}) inside the condition of another k.wait_event")
         self._own(queue.builder, queue.name)
         with self._loop() as scope:
             head = len(self.code)
             self._emit(Op.WAIT_PREPARE, queue.number)
-            with self.if_(condition()):
+            self._waiting = True
+            awaited = condition()
+            self._waiting = False
+            with self.if_(awaited):
                 assert scope.breaks is not None
                 scope.breaks.append(self._emit(Op.JUMP, 0))
             self._emit(Op.WAIT_SLEEP, queue.number)
@@ -513,6 +519,8 @@ class Builder:
         """``for i in range(stop)``, with a staged counter."""
         body = self._current()
         counter = self.local(0)
+        if isinstance(stop, Local):  # like range(), look once
+            stop = self.local(stop)
         limit = self._reg(stop)
         skip = None if isinstance(stop, int) and stop > 0 else self._emit(Op.JUMP_ZERO, 0, self._reg(counter < stop))
         with self._loop():

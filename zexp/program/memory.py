@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ class Array:
 
     def __len__(self) -> int:
         return self.length
+
+    def __iter__(self) -> NoReturn:
+        raise StagingError(f"{self.name} cannot be iterated in Python: use `with k.for_each(array) as element:`")
 
     def _checked(self, index: IntLike) -> IntLike:
         return _checked(index, self.name, self.length, "elements")

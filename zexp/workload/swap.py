@@ -106,7 +106,8 @@ class Store(Workload):
         if not 0 <= self.pool_fill_percent <= 100:
             raise ConfigError("workload.pool_fill_percent", self.pool_fill_percent, "allowed: 0 to 100")
         pages = _pages("size", self.size) * self.processes
-        cpus = place(k.machine, self.placement, self.processes + self.shrink_worker, "workload.processes")
+        key = "workload.processes" + (" + shrink_worker" if self.shrink_worker else "")
+        cpus = place(k.machine, self.placement, self.processes + self.shrink_worker, key)
         self.check_fits(k.machine, k.config, "workload.size", self.size, 0)
         region = Region("store", self.processes, pages)
         mm = build_mm(k, self, accounting, [(region, False)], dynamic=True, pool_fill_percent=self.pool_fill_percent)
@@ -132,6 +133,7 @@ class MeminfoReader(Workload):
             at_least(field, getattr(self, field), low)
         cpus = place(k.machine, self.placement, self.readers, "workload.readers")
         region = Region("stored", 1, 4096)
+        self.check_fits(k.machine, k.config, "machine.memory_gib", k.machine.memory_bytes / (1 << 30), region.pages)
         mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
         reader = meminfo_code(k, mm, self.period_ns, self.reads)
         for cpu in cpus:

@@ -51,8 +51,9 @@ def test_the_error_is_bounded(batch: int) -> None:
     policy.setup(k, zswap)
     done = k.var("done")
     with k.thread("worker") as worker:
+        pages = k.local(PAGES)
         with k.for_range(ZSPAGES):
-            policy.zspage_allocated(k, zswap, None, PAGES)  # type: ignore[arg-type]
+            policy.zspage_allocated(k, zswap, None, pages)  # type: ignore[arg-type]
         k.atomic_add(done, 1)
         with k.if_(k.cpu == 0):
             with k.while_(lambda: k.load(done) < CPUS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from zexp.hookspecs import hookimpl
 from zexp.kernel import KernelBuilder, Pool, PoolAccounting, Zswap
-from zexp.program import IntLike, Value
+from zexp.program import Value
 
 
 @hookimpl
