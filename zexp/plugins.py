@@ -89,7 +89,8 @@ def load() -> Registry:
             name = _name(policy)
             if name in registry.accounting:
                 raise PluginError(
-                    f"two plugins bring a policy/accounting={name}: {registry.origins[name]} and {origin}; uninstall one"
+                    f"two plugins bring a policy/accounting={name}: {registry.origins[name]} and {origin}; "
+                    "uninstall one"
                 )
             registry.accounting[name] = policy
             registry.origins[name] = origin

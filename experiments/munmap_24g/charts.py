@@ -48,7 +48,8 @@ MIX = [
 def figures(job: tuple[dict[str, Any], list[str]]) -> dict[str, Any]:
     """Run one point; its labels and metrics."""
     labels, overrides = job
-    exp = experiment.from_config(compose(["experiment=munmap_24g", *overrides]), ready())
+    registry = ready()
+    exp = experiment.from_config(compose(["experiment=munmap_24g", *overrides]), registry)
     result = experiment.run(exp, experiment.stage(exp))
     return {**labels, "metrics": {k: float(f"{v:.6g}") for k, v in sorted(result.metrics.items())}}
 
@@ -160,13 +161,14 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Run, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="24GiB", help="memory unmapped by all processes together")
+    parser.add_argument("--size", default="12GiB", help="memory unmapped by all processes together")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--redraw", action="store_true", help="draw what results.json holds")
     args = parser.parse_args()
     target = HERE / "results.json"
     if not args.redraw:
         jobs = points(args.size)
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with ProcessPoolExecutor(args.jobs) as pool:
             results = []
             for i, row in enumerate(pool.map(figures, jobs)):
                 results.append(row)

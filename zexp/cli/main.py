@@ -37,6 +37,20 @@ def usage() -> str:
     )
 
 
+def _complete(argv: list[str]) -> int:
+    """Answer Hydra's completion script (``eval "$(zexp run -sc install=bash)"``), which knows nothing of commands."""
+    import os
+
+    program, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
+    command, space, rest = rest.lstrip().partition(" ")
+    if not space:
+        print(*COMMANDS)
+    elif command in ("run", "explain"):
+        os.environ["COMP_LINE"] = f"{program} {rest.lstrip()}"
+        return int(import_module("zexp.cli.run").main(argv))
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; 0 is success, 2 a mistake in the input, 130 Ctrl-C, 1 anything else."""
     argv = sys.argv[1:] if argv is None else argv
@@ -47,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"zexp {metadata.version('zexp')}")
         return 0
     try:
+        if argv[0] == "-sc":
+            return _complete(argv)
         if argv[0] not in COMMANDS:
             from zexp.errors import near
 

@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     version = {} if _hydra_version() >= (1, 4) else {"version_base": "1.3"}
     entry = hydra.main(config_path=str(schema.folder()), config_name="config", **version)(task)
     outer = sys.argv
-    sys.argv = ["zexp run", *argv]
+    # overrides last: argparse does not take options between them
+    sys.argv = ["zexp run", *sorted(argv, key=lambda a: (not a.startswith("-") and "=" in a) or a.startswith("~"))]
     folder = tempfile.mkdtemp(prefix="zexp-sweep-") if sweep else ""
     try:
         if sweep:
@@ -106,8 +107,10 @@ def _hydra_version() -> tuple[int, int]:
 def _task(cfg: DictConfig, registry: Registry, outcomes: list[tuple[str, Outcome]]) -> None:
     """One job, in whatever process the launcher gives it. A mistake is told at once, with the job's overrides."""
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
-    overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith(("experiment=", "tracking."))]
+    given: list[str] = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[assignment]
+    overrides = [o for o in given if not o.startswith(("experiment=", "tracking."))]
     try:
         with errors():
             exp = experiment.from_config(cfg, registry)

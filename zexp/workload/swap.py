@@ -201,7 +201,7 @@ def shrink_worker_code(k: KernelBuilder, mm: Mm, workload: Workload, region: Reg
             with k.while_(lambda: (failures < 16) & (zswap.zswap_total_pages(k) > zswap.accept_pages)):
                 slot = k.local(k.load(oldest[memcg]))
                 end = k.load(firsts[memcg]) + k.load(mm.reclaimed[memcg])
-                with k.while_(lambda: slot < end):  # noqa: B023 - staged at once
+                with k.while_(lambda: slot < end):
                     with k.if_(k.load(zswap.zsmalloc.zspage_of[slot]) >= 0):
                         k.break_()
                     slot.set(slot + 1)

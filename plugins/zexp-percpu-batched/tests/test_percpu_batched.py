@@ -16,6 +16,7 @@ CPUS, ZSPAGES, PAGES = 4, 50, 3
 
 
 def machine() -> Machine:
+    """Four cores behind one L3."""
     return Machine(
         name="four CPUs",
         description="",
@@ -33,11 +34,15 @@ def machine() -> Machine:
 
 @dataclass
 class FakeZsmalloc:
+    """What the policy asks of zsmalloc."""
+
     initial_pages: int = 1000
 
 
 @dataclass
 class FakeZswap:
+    """What the policy asks of zswap."""
+
     zsmalloc: FakeZsmalloc
 
 
@@ -71,9 +76,11 @@ def test_the_error_is_bounded(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [0, -1])
 def test_a_batch_below_one_is_refused(batch: int) -> None:
+    """With a message that says what is allowed."""
     with pytest.raises(ValueError, match=f"batch={batch}: a whole number of pages from 1 up"):
         PerCpuBatched(batch=batch).validate()
 
 
 def test_the_hook() -> None:
+    """The entry point brings the policy."""
     assert zexp_accounting_policies() == [PerCpuBatched]

@@ -16,6 +16,8 @@ from zexp.engine.sim.pointers import trailing_zeros
 from zexp.engine.sim.state import T_ATOMIC, T_BUFFER_HEAD, T_BUFFERED, T_CPU, T_DRAIN, T_NODE, THREAD
 
 jit = numba.njit(cache=True, error_model="numpy")
+inlined = numba.njit(cache=True, error_model="numpy", forceinline=True)
+"""For what every lock cycle goes through more than once: a call would cost half as much again."""
 
 
 @jit
@@ -33,14 +35,17 @@ def nearest_in_l3(v, line, cpu):
 
 
 @jit
-def farthest_sharer(v, line, cpu):
-    """Latency to the farthest CPU that shares the line."""
+def evict_sharers(v, line, cpu):
+    """Take the line from all that share it; latency to the farthest of them from a CPU."""
     worst = np.int64(0)
-    for w in range(v.words):
-        word = v.sharers[line * v.words + w]
-        while word != np.uint64(0):
-            worst = max(worst, v.latency[cpu * v.cpus + w * 64 + trailing_zeros(word)])
-            word &= word - np.uint64(1)
+    for w in range(line * v.words, line * v.words + v.words):
+        word = v.sharers[w]
+        if word != np.uint64(0):
+            v.sharers[w] = np.uint64(0)
+            column = cpu * v.cpus + (w - line * v.words) * 64
+            while word != np.uint64(0):
+                worst = max(worst, v.latency[column + trailing_zeros(word)])
+                word &= word - np.uint64(1)
     return worst
 
 
@@ -54,7 +59,9 @@ def fetch_shared(v, line, cpu, node, now):
         v.owner[line] = cpu
         v.excl[line] = cpu
     else:
-        ps = nearest_in_l3(v, line, cpu)
+        ps = np.int64(-1)
+        if v.excl[line] < 0:
+            ps = nearest_in_l3(v, line, cpu)
         if ps < 0:
             ps = v.latency[cpu * v.cpus + owner]
         v.excl[line] = -1
@@ -64,18 +71,18 @@ def fetch_shared(v, line, cpu, node, now):
     return start + ps
 
 
-@jit
+@inlined
 def fetch_exclusive(v, line, cpu, node, now):
     """A CPU that does not own the line asks for it: when it has it. The farthest acknowledgement decides."""
     start = max(now, v.line_free[line])
+    other = v.excl[line]
     if v.owner[line] < 0:
         ps = v.memory[node * v.nodes + v.line_home[line]]
-    elif v.excl[line] >= 0:
-        ps = v.latency[cpu * v.cpus + v.excl[line]]
+    elif other >= 0:  # nobody else shares it
+        ps = v.latency[cpu * v.cpus + other]
+        v.sharers[line * v.words + (other >> 6)] = np.uint64(0)
     else:
-        ps = farthest_sharer(v, line, cpu)
-    for w in range(v.words):
-        v.sharers[line * v.words + w] = np.uint64(0)
+        ps = evict_sharers(v, line, cpu)
     v.sharers[line * v.words + (cpu >> 6)] = np.uint64(1) << np.uint64(cpu & 63)
     v.excl[line] = cpu
     v.owner[line] = cpu
@@ -87,32 +94,27 @@ def fetch_exclusive(v, line, cpu, node, now):
 
 
 @jit
-def drain(v, tid, now):
-    """Forget the stores that have completed by ``now``."""
-    me = tid * THREAD
-    while v.thread[me + T_BUFFERED] > 0 and v.store_buffer[tid * v.entries + v.thread[me + T_BUFFER_HEAD]] <= now:
-        head = v.thread[me + T_BUFFER_HEAD] + 1
-        v.thread[me + T_BUFFER_HEAD] = 0 if head == v.entries else head
-        v.thread[me + T_BUFFERED] -= 1
-
-
-@jit
 def buffered_store(v, tid, line, now):
     """A store that cannot complete at once. Returns when the CPU goes on; T_DRAIN is when the store is visible."""
     me = tid * THREAD
-    drain(v, tid, now)
+    buffer = tid * v.entries
+    head = v.thread[me + T_BUFFER_HEAD]
+    entries = v.thread[me + T_BUFFERED]
     go_on = now
-    if v.thread[me + T_BUFFERED] == v.entries:
-        go_on = v.store_buffer[tid * v.entries + v.thread[me + T_BUFFER_HEAD]]
-        drain(v, tid, go_on)
+    if entries == v.entries:  # it is full: wait for the oldest, unless that has completed
+        go_on = max(now, v.store_buffer[buffer + head])
+    while entries > 0 and v.store_buffer[buffer + head] <= go_on:  # forget those that have completed
+        head = head + 1 if head + 1 < v.entries else 0
+        entries -= 1
     cpu = v.thread[me + T_CPU]
     done = max(go_on, v.thread[me + T_DRAIN])
     if v.excl[line] != cpu:
         done = fetch_exclusive(v, line, cpu, v.thread[me + T_NODE], done)
+    slot = head + entries
+    v.store_buffer[buffer + (slot if slot < v.entries else slot - v.entries)] = done
     v.thread[me + T_DRAIN] = done
-    slot = v.thread[me + T_BUFFER_HEAD] + v.thread[me + T_BUFFERED]
-    v.store_buffer[tid * v.entries + (slot if slot < v.entries else slot - v.entries)] = done
-    v.thread[me + T_BUFFERED] += 1
+    v.thread[me + T_BUFFER_HEAD] = head
+    v.thread[me + T_BUFFERED] = entries + 1
     return go_on
 
 

@@ -1,4 +1,4 @@
-"""Locks of the simulated machine: FIFO queues with hand-over through the lock's cache line.
+"""Locks and wait queues of the simulated machine: FIFO queues with hand-over through the lock's cache line.
 
 A queued spinlock's waiters spin in order of arrival. A mutex's waiters do too while its owner is on a CPU (the first in
 ``mutex_spin_on_owner``, the others in ``osq_lock``); when the owner goes to sleep they sleep, and are woken one by one.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from zexp.engine.sim.caches import buffered_store, fetch_exclusive, jit
+from zexp.engine.sim.caches import buffered_store, fetch_exclusive, inlined, jit
 from zexp.engine.sim.pointers import leading_zeros
 from zexp.engine.sim.state import (
     FOREVER,
-    G_HEAP,
     HOLD_BUCKETS,
     L_HANDOFF,
     L_HEAD,
@@ -32,15 +31,16 @@ from zexp.engine.sim.state import (
     S_HOLD_NS,
     S_WAIT_NS,
     SPINNING,
+    T_ARMED,
     T_ARRIVED,
     T_CPU,
     T_DRAIN,
-    T_GROUP,
     T_HEAD_SINCE,
     T_MUTEXES,
     T_NEXT,
     T_NODE,
     T_QUEUE_FRAME,
+    T_QUEUE_NEXT,
     T_SINCE,
     T_SPIN_FRAME,
     T_STATE,
@@ -48,10 +48,12 @@ from zexp.engine.sim.state import (
     THREAD,
     TID_BITS,
     WAIT_BUCKETS,
+    WAITING,
 )
+from zexp.engine.sim.threads import charge_wait, heap_push
 
 
-@jit
+@inlined
 def bit_length(value):
     """The log2 bucket of a value: 0 for 0 and less, i for [2**(i-1), 2**i)."""
     if value <= 0:
@@ -59,21 +61,7 @@ def bit_length(value):
     return 64 - leading_zeros(np.uint64(value))
 
 
-@jit
-def heap_push(v, key):
-    """Add a thread to those that can run."""
-    i = v.scalars[G_HEAP]
-    v.scalars[G_HEAP] = i + 1
-    while i > 0:
-        parent = (i - 1) >> 1
-        if v.heap[parent] <= key:
-            break
-        v.heap[i] = v.heap[parent]
-        i = parent
-    v.heap[i] = key
-
-
-@jit
+@inlined
 def append(v, table, head, tail, link, tid):
     """Put a thread at the end of the FIFO queue whose ends are ``table[head]`` and ``table[tail]``."""
     v.thread[tid * THREAD + link] = -1
@@ -82,33 +70,6 @@ def append(v, table, head, tail, link, tid):
     else:
         v.thread[table[tail] * THREAD + link] = tid
     table[tail] = tid
-
-
-@jit
-def charge_wait(v, tid, until):
-    """Charge a lock waiter's spinning up to ``until``."""
-    me = tid * THREAD
-    group = v.thread[me + T_GROUP] * v.frames
-    since = v.thread[me + T_SINCE]
-    if v.thread[me + T_SPIN_FRAME] < 0:
-        v.profile[group + v.thread[me + T_QUEUE_FRAME]] += until - since
-    else:
-        head = min(max(v.thread[me + T_HEAD_SINCE], since), until)
-        v.profile[group + v.thread[me + T_QUEUE_FRAME]] += head - since
-        v.profile[group + v.thread[me + T_SPIN_FRAME]] += until - head
-    v.thread[me + T_SINCE] = until
-
-
-@jit
-def uncharge_wait(v, tid, end):
-    """Take back what a parked waiter's spinning was charged beyond ``end``; returns where its own time stops then."""
-    me = tid * THREAD
-    group = v.thread[me + T_GROUP] * v.frames
-    low = max(v.thread[me + T_ARRIVED], end)
-    head = min(max(v.thread[me + T_HEAD_SINCE], low), v.thread[me + T_SINCE])
-    v.profile[group + v.thread[me + T_QUEUE_FRAME]] -= head - low
-    v.profile[group + v.thread[me + T_SPIN_FRAME]] -= v.thread[me + T_SINCE] - head
-    return low
 
 
 @jit
@@ -171,7 +132,7 @@ def acquire(v, tid, number, now, mutex, queue_frame, spin_frame):
     return False
 
 
-@jit
+@inlined
 def grant(v, number, tid, at, mutex):
     """Make a waiter the holder; it goes on at ``at``."""
     lock = number * LOCK
@@ -189,7 +150,7 @@ def grant(v, number, tid, at, mutex):
     v.lock_stat[stats + WAIT_BUCKETS + bit_length(wait_ns)] += 1
 
 
-@jit
+@inlined
 def count_hold(v, number, until):
     """Put the time a lock was held into its statistics."""
     stats = v.lock_class[number] * LOCK_STATS
@@ -230,3 +191,33 @@ def release(v, tid, number, now, mutex):
             v.thread[v.lock[lock + L_HEAD] * THREAD + T_HEAD_SINCE] = at
         grant(v, number, spinner, at, mutex)
     return go_on
+
+
+@jit
+def leave_queue(v, tid, queue):
+    """Take a thread out of the middle of a wait queue."""
+    previous = np.int64(-1)
+    other = v.queue[queue * 2]
+    while other != tid:
+        previous = other
+        other = v.thread[other * THREAD + T_QUEUE_NEXT]
+    following = v.thread[tid * THREAD + T_QUEUE_NEXT]
+    if previous < 0:
+        v.queue[queue * 2] = following
+    else:
+        v.thread[previous * THREAD + T_QUEUE_NEXT] = following
+    if following < 0:
+        v.queue[queue * 2 + 1] = previous
+
+
+@jit
+def wake(v, queue, count, at):
+    """Wake the first ``count`` waiters of a queue, all if it is not positive; the sleeping ones go on at ``at``."""
+    woken = 0
+    while v.queue[queue * 2] >= 0 and (count <= 0 or woken < count):
+        other = v.queue[queue * 2]
+        v.queue[queue * 2] = v.thread[other * THREAD + T_QUEUE_NEXT]
+        v.thread[other * THREAD + T_ARMED] = 2
+        woken += 1
+        if v.thread[other * THREAD + T_STATE] == WAITING:
+            heap_push(v, (max(at, v.thread[other * THREAD + T_SINCE]) << TID_BITS) | other)

@@ -1,8 +1,8 @@
 """Raw pointers for the compiled virtual machine.
 
 Numba counts references on every array it passes and corrects negative indices on every access; both cost more than the
-interpreter's own work. The virtual machine therefore takes the addresses of its arrays once a slice. The arrays are kept
-alive by the caller, and every index a program can choose is checked before it is used.
+interpreter's own work. The virtual machine therefore takes the addresses of its arrays once a slice. The arrays are
+kept alive by the caller, and every index a program can choose is checked before it is used.
 
 The addresses themselves stand in a tuple, which ``reference`` puts in memory: functions then pass one pointer instead
 of some forty values, and read ``v.name`` through it.
@@ -15,13 +15,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
+from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
     infer_getattr,
     intrinsic,
     lower_getattr_generic,
     register_model,
 )
-from numba.core.typing.templates import AttributeTemplate
 
 
 def _pointer_to(numba_type):
@@ -69,7 +69,10 @@ class ReferenceAttributes(AttributeTemplate):
 
 @lower_getattr_generic(Reference)
 def read_field(context, builder, reference, value, name):
-    """One load."""
+    """One load. No other pointer leads to the tuple, so what is read once need not be read again after every store."""
+    for argument in builder.function.args:
+        if argument.type == value.type:
+            argument.add_attribute("noalias")
     return builder.load(cgutils.gep_inbounds(builder, value, 0, reference.target.fields.index(name)))
 
 

@@ -1,8 +1,9 @@
 """The virtual machine: one compiled loop that interprets staged programs on a simulated machine.
 
-The rule is one line long: *the runnable thread with the smallest (time, number) executes its next instruction*. A thread
-therefore keeps running, without touching the heap of the others, until its time passes that of the next one. Time is in
-integer picoseconds. ``isa.py`` says what each instruction does, ``caches.py`` and ``locks.py`` what shared state costs.
+The rule is one line long: *the runnable thread with the smallest (time, number) executes its next instruction*. A
+thread therefore keeps running, without touching the heap of the others, until its time passes that of the next one.
+Time is in integer picoseconds. ``isa.py`` says what each instruction does, ``caches.py`` and ``locks.py`` what shared
+state costs, ``threads.py`` who runs next.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -11,18 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from zexp.engine.sim.caches import buffered_store, fetch_shared, jit, locked_access
-from zexp.engine.sim.locks import (
-    acquire,
-    append,
-    bit_length,
-    charge_wait,
-    count_hold,
-    heap_push,
-    park_spinners,
-    release,
-    uncharge_wait,
-)
-from zexp.engine.sim.pointers import leading_zeros, reference
+from zexp.engine.sim.exponential import GAMMA, exponential, next_random
+from zexp.engine.sim.locks import acquire, append, bit_length, count_hold, leave_queue, park_spinners, release, wake
+from zexp.engine.sim.pointers import reference
 from zexp.engine.sim.state import (
     BAD_BOUND,
     BAD_INDEX,
@@ -43,13 +35,9 @@ from zexp.engine.sim.state import (
     LOCK,
     LOCK_STATS,
     MAX_TIME,
-    NEW,
-    PARKED,
-    RUNNING,
     S_ACQUIRED,
     SLEEPING,
     SLICE,
-    SPINNING,
     T_ARMED,
     T_ATOMIC,
     T_CPU,
@@ -59,7 +47,6 @@ from zexp.engine.sim.state import (
     T_HIT,
     T_LAST_FRAME,
     T_NODE,
-    T_OFF_CPU,
     T_PC,
     T_QUEUE_NEXT,
     T_REGISTERS,
@@ -75,102 +62,19 @@ from zexp.engine.sim.state import (
     WAITING,
     view,
 )
+from zexp.engine.sim.threads import heap_push, replace_first, resume, settle, time_limit
 from zexp.program.isa import Op
 
-GAMMA = 0x9E3779B97F4A7C15
+__all__ = ["GAMMA", "run", "settle"]
 
 # Compiled code wants plain numbers.
-HALT, WORK, WORK_R, BUSY_NS, MEMORY, MOV = (int(op) for op in (Op.HALT, Op.WORK, Op.WORK_R, Op.BUSY_NS, Op.MEMORY, Op.MOV))
+HALT, WORK, WORK_R, BUSY_NS, MEMORY, MOV = range(Op.HALT, Op.MOV + 1)
 ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, SHL, SHR, MIN, MAX, LT, LE, EQ, NE = range(Op.ADD, Op.NE + 1)
 JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP = range(Op.JUMP, Op.RAND_EXP + 1)
 LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
 SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK = range(Op.SPIN_LOCK, Op.UNLOCK + 1)
 SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE = range(Op.SLEEP_NS, Op.WAKE + 1)
 COUNT, OBSERVE = range(Op.COUNT, Op.OBSERVE + 1)
-
-
-@jit
-def replace_first(v, key):
-    """Put ``key`` into the heap in place of its smallest."""
-    size = v.scalars[G_HEAP]
-    i = 0
-    child = 1
-    while child < size:
-        if child + 1 < size and v.heap[child + 1] < v.heap[child]:
-            child += 1
-        if v.heap[child] >= key:
-            break
-        v.heap[i] = v.heap[child]
-        i = child
-        child = 2 * i + 1
-    v.heap[i] = key
-
-
-@jit
-def next_random(v, tid):
-    """SplitMix64, one stream a thread."""
-    v.random[tid] += np.uint64(GAMMA)
-    z = v.random[tid]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@jit
-def exponential(v, tid, mean):
-    """An exponential variate; see exponential.py."""
-    z = next_random(v, tid) | np.uint64(1)
-    k = leading_zeros(z)
-    fraction = np.int64((z << np.uint64(k + 1)) >> np.uint64(24))  # 40 bits
-    i = fraction >> 30
-    low = v.exponential[i]
-    ln = low + (((v.exponential[i + 1] - low) * (fraction & ((1 << 30) - 1))) >> 30)
-    variate = ((k + 1) * v.exponential[1025] - ln) >> 16
-    return (mean * variate + (1 << 23)) >> 24
-
-
-@jit
-def resume(v, tid, now):
-    """A thread goes on at ``now``: account for the time it did not run."""
-    me = tid * THREAD
-    v.thread[me + T_TIME] = now
-    state = v.thread[me + T_STATE]
-    if state != RUNNING:
-        if state == SPINNING:
-            charge_wait(v, tid, now)
-        elif state == PARKED or state == SLEEPING or state == WAITING:
-            v.thread[me + T_OFF_CPU] += now - v.thread[me + T_SINCE]
-        v.thread[me + T_STATE] = RUNNING
-
-
-@jit
-def leave_queue(v, tid, queue):
-    """Take a thread out of the middle of a wait queue."""
-    previous = np.int64(-1)
-    other = v.queue[queue * 2]
-    while other != tid:
-        previous = other
-        other = v.thread[other * THREAD + T_QUEUE_NEXT]
-    following = v.thread[tid * THREAD + T_QUEUE_NEXT]
-    if previous < 0:
-        v.queue[queue * 2] = following
-    else:
-        v.thread[previous * THREAD + T_QUEUE_NEXT] = following
-    if following < 0:
-        v.queue[queue * 2 + 1] = previous
-
-
-@jit
-def wake(v, queue, count, at):
-    """Wake the first ``count`` waiters of a queue, all if it is not positive; the sleeping ones go on at ``at``."""
-    woken = 0
-    while v.queue[queue * 2] >= 0 and (count <= 0 or woken < count):
-        other = v.queue[queue * 2]
-        v.queue[queue * 2] = v.thread[other * THREAD + T_QUEUE_NEXT]
-        v.thread[other * THREAD + T_ARMED] = 2
-        woken += 1
-        if v.thread[other * THREAD + T_STATE] == WAITING:
-            heap_push(v, (max(at, v.thread[other * THREAD + T_SINCE]) << TID_BITS) | other)
 
 
 # Values of a time limit that no time is below.
@@ -182,14 +86,6 @@ GONE, PAUSED = -1, -2
 def outside(index, length):
     """Whether an index is negative or too large."""
     return np.uint64(index) >= np.uint64(length)
-
-
-@jit
-def time_limit(v, tid):
-    """Thread ``tid`` may execute while its time is below this."""
-    if v.scalars[G_HEAP] == 0:
-        return np.int64(MAX_TIME)
-    return (v.heap[0] >> TID_BITS) + (1 if tid < (v.heap[0] & TID_MASK) else 0)
 
 
 @jit
@@ -481,24 +377,3 @@ def run(s, budget):
     v.scalars[G_EXECUTED] += budget - left
     v.scalars[G_CURRENT] = tid
     return status
-
-
-@jit
-def settle(s):
-    """At the end of a run, cut or complete the accounts of threads caught in the middle of something."""
-    v = reference(view(s))
-    end = v.scalars[G_END]
-    for tid in range(v.threads):
-        me = tid * THREAD
-        state = v.thread[me + T_STATE]
-        if state == HALTED or state == NEW:
-            continue
-        reached = v.thread[me + T_TIME] if state == RUNNING else v.thread[me + T_SINCE]
-        if reached > end:  # its last instruction began before the end and reaches beyond
-            if state == PARKED:  # or it did: after it the thread spun until a release visible only after the end
-                reached = uncharge_wait(v, tid, end)
-            v.profile[v.thread[me + T_GROUP] * v.frames + v.thread[me + T_LAST_FRAME]] -= reached - end
-        elif state == SPINNING:
-            charge_wait(v, tid, end)
-        elif state != RUNNING:
-            v.thread[me + T_OFF_CPU] += end - reached
