@@ -30,7 +30,7 @@ def essence(outcome: Outcome) -> Outcome:
 def test_random_programs_mean_the_same_unoptimised(seed: int, size: int) -> None:
     lean = write(seed, size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "coalesce_moves", literally)
+        patch.setattr(builder, "optimise", literally)
         literal = write(seed, size)
     assert len(lean.program.code) <= len(literal.program.code)
     assert len(lean.program.where) == len(lean.program.code)

@@ -138,7 +138,7 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
         seed=exp.seed,
         sweep=os.environ.get(SWEEP),
         plugins=exp.plugins,
-        notes=exp.notes,
+        notes=exp.notes or _notes(exp),
     )
     if store is None:
         result = _run(exp, staged, console)
@@ -172,6 +172,17 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
             highlight=False,
         )
     return name, outcome
+
+
+def _notes(exp: experiment.Experiment) -> str:
+    """The run's description in MLflow."""
+    lines = [
+        f"**{exp.accounting.name}** accounting, {exp.workload.name} on {exp.machine.name} ({exp.machine.description}), "
+        f"{exp.kernel.description}."
+    ]
+    if exp.published.source:
+        lines.append(f"Held against: {exp.published.source}.")
+    return "\n\n".join(lines)
 
 
 def _outcome(exp: experiment.Experiment, result: RunResult) -> Outcome:

@@ -48,7 +48,7 @@ class KernelBuilder(Builder):
     def fn(self, function: str, instructions: float | None = None) -> Iterator[None]:
         """Call a kernel function: its frame, and what a call costs by the kernel's table or by ``instructions``."""
         with self.func(self.symbol(function)):
-            self.work(self.cycles(function, instructions))
+            self.work(self.cycles(function, instructions), spread=True)
             yield
 
     def call(self, function: str, instructions: float | None = None) -> None:

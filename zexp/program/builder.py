@@ -26,7 +26,7 @@ from zexp.program.memory import (
     Ref,
     WaitQueue,
 )
-from zexp.program.optimise import coalesce_moves
+from zexp.program.optimise import optimise
 from zexp.program.program import Frame, Program, ThreadInfo
 from zexp.program.values import IntLike, Local, Value
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 MAX_WORK_CYCLES = 1 << 28
 INT64_MAX = (1 << 63) - 1
-NOT_MERGED = isa.JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op.WAIT_SLEEP}
-"""Work after these is an instruction of its own: they jump or may block."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -251,7 +249,7 @@ class Builder:
         if not any(not body.daemon for body, *_ in self._threads):
             raise StagingError("the program has no thread that ends: spawn one that is not a daemon")
         starts = sorted({body.start for body in self._bodies})
-        lean, position = coalesce_moves([list(row) for row in self.code], starts)
+        lean, position = optimise([list(row) for row in self.code], starts)
         where = [w for i, w in enumerate(self.where) if position[i] != position[i + 1]]
         code = np.array(lean, np.int64).reshape(-1, len(isa.COLUMNS))
         code[:, isa.B] = [self.memory.settle(int(b)) for b in code[:, isa.B]]
@@ -286,8 +284,11 @@ class Builder:
             self.frames.append(Frame(parent, symbol))
         return self._frame_ids[key]
 
-    def work(self, cycles: float | Value) -> None:
-        """Compute for ``cycles`` (a number, in 1/16 steps, or a staged integer)."""
+    def work(self, cycles: float | Value, *, spread: bool = False) -> None:
+        """Compute for ``cycles`` (a number, in 1/16 steps, or a staged integer).
+
+        ``spread``: not before what follows in the same function, but in the course of it.
+        """
         if isinstance(cycles, Value):
             self._emit(Op.WORK_R, self._reg(cycles))
             return
@@ -303,13 +304,13 @@ class Builder:
             last is not None
             and self._label != len(self.code)
             and last[isa.FRAME] == self._frame
-            and last[isa.OP] not in NOT_MERGED
+            and last[isa.OP] not in isa.CARRIES_NO_WORK
             and last[isa.WORK] + units <= MAX_WORK_CYCLES * isa.WORK_UNIT
         ):
             last[isa.WORK] += units
             self._else = None
         else:
-            self._emit(Op.WORK, work=units)
+            self._emit(Op.WORK, int(spread), work=units)
 
     def busy_ns(self, time_ns: IntLike) -> None:
         """Keep the CPU busy for a time that does not depend on its clock."""

@@ -30,53 +30,59 @@ FIRST_FREE_REGISTER = 3
 class Op(IntEnum):
     """Opcodes. ``r[x]`` is a register, ``m[x]`` a cell."""
 
-    HALT = 0
-    WORK = 1  #             only the work column
-    WORK_R = 2  #           r[a] cycles
-    BUSY_NS = 3  #          the CPU is busy for r[a] ns
-    MEMORY = 4  #           r[b] dependent reads from the memory of node r[a], no line state kept
-    MOV = 5  #              r[a] = r[b]
-    ADD = 6  #              r[a] = r[b] + r[c], and so on
-    SUB = 7
-    MUL = 8
-    DIV = 9  #              floor division; by zero is an error
-    MOD = 10
-    AND = 11
-    OR = 12
-    XOR = 13
-    SHL = 14
-    SHR = 15
-    MIN = 16
-    MAX = 17
-    LT = 18  #              r[a] = r[b] < r[c]
-    LE = 19
-    EQ = 20
-    NE = 21
-    JUMP = 22  #            to a
-    JUMP_ZERO = 23  #       to a if r[b] == 0
-    LOOP = 24  #            r[b] += 1; to a if r[b] < r[c]
-    NOW_NS = 25  #          r[a] = time
-    RAND_INT = 26  #        r[a] = uniform in [0, r[b])
-    RAND_EXP = 27  #        r[a] = exponential with mean r[b]
-    LOAD = 28  #            r[a] = m[b + r[c]], length d
-    STORE = 29  #           m[b + r[c]] = r[a], length d
-    ATOMIC_ADD = 30  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
-    CAS = 31  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
-    SPIN_LOCK = 32  #       lock a + r[b], length c; slow-path frame d
-    SPIN_TRYLOCK = 33  #    lock a + r[b], length c; r[e] = 1 if taken
-    MUTEX_LOCK = 34  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
-    UNLOCK = 35  #          lock a + r[b], length c; d = 1 for a mutex
-    SLEEP_NS = 36  #        leave the CPU for r[a] ns
-    WAIT_PREPARE = 37  #    join wait queue a
-    WAIT_SLEEP = 38  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
-    WAIT_FINISH = 39  #     leave wait queue a
-    WAKE = 40  #            wake r[b] waiters of queue a, all if r[b] <= 0
-    COUNT = 41  #           metric a: sum += r[b], count += 1
-    OBSERVE = 42  #         histogram a gets r[b]
+    # what concerns nobody but the thread itself
+    WORK = 0  #             only the work column; a = 1: the cost of a call, which may be charged with what follows
+    WORK_R = 1  #           r[a] cycles
+    BUSY_NS = 2  #          the CPU is busy for r[a] ns
+    MEMORY = 3  #           r[b] dependent reads from the memory of node r[a], no line state kept
+    MOV = 4  #              r[a] = r[b]
+    ADD = 5  #              r[a] = r[b] + r[c], and so on
+    SUB = 6
+    MUL = 7
+    DIV = 8  #              floor division; by zero is an error
+    MOD = 9
+    AND = 10
+    OR = 11
+    XOR = 12
+    SHL = 13
+    SHR = 14
+    MIN = 15
+    MAX = 16
+    LT = 17  #              r[a] = r[b] < r[c]
+    LE = 18
+    EQ = 19
+    NE = 20
+    JUMP = 21  #            to a
+    JUMP_ZERO = 22  #       to a if r[b] == 0
+    LOOP = 23  #            r[b] += 1; to a if r[b] < r[c]
+    NOW_NS = 24  #          r[a] = time
+    RAND_INT = 25  #        r[a] = uniform in [0, r[b])
+    RAND_EXP = 26  #        r[a] = exponential with mean r[b]
+    COUNT = 27  #           metric a: sum += r[b], count += 1
+    OBSERVE = 28  #         histogram a gets r[b]
+    # what others can see, and must happen in the order of time
+    LOAD = 29  #            r[a] = m[b + r[c]], length d
+    STORE = 30  #           m[b + r[c]] = r[a], length d
+    ATOMIC_ADD = 31  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
+    CAS = 32  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
+    SPIN_LOCK = 33  #       lock a + r[b], length c; slow-path frame d
+    SPIN_TRYLOCK = 34  #    lock a + r[b], length c; r[e] = 1 if taken
+    MUTEX_LOCK = 35  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
+    UNLOCK = 36  #          lock a + r[b], length c; d = 1 for a mutex
+    SLEEP_NS = 37  #        leave the CPU for r[a] ns
+    WAIT_PREPARE = 38  #    join wait queue a
+    WAIT_SLEEP = 39  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
+    WAIT_FINISH = 40  #     leave wait queue a
+    WAKE = 41  #            wake r[b] waiters of queue a, all if r[b] <= 0
+    HALT = 42  #            the thread ends
 
 
+FIRST_VISIBLE = Op.LOAD
+"""Instructions from here on can be seen by other threads."""
 ALU = frozenset(range(Op.ADD, Op.NE + 1))
 JUMPS = frozenset({Op.JUMP, Op.JUMP_ZERO, Op.LOOP})
+CARRIES_NO_WORK = JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op.WAIT_SLEEP}
+"""Work after these is an instruction of its own: they jump or may block."""
 
 WRITES_A = ALU | {Op.MOV, Op.NOW_NS, Op.RAND_INT, Op.RAND_EXP, Op.LOAD, Op.ATOMIC_ADD, Op.CAS}
 """Instructions whose column a is the register they write."""

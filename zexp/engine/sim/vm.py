@@ -1,7 +1,8 @@
 """The virtual machine: one compiled loop that interprets staged programs on a simulated machine.
 
 The rule is one line long: *the runnable thread with the smallest (time, number) executes its next instruction*. A
-thread therefore keeps running, without touching the heap of the others, until its time passes that of the next one.
+thread therefore keeps running, without touching the heap of the others, until its time passes that of the next one;
+and beyond that as long as it does what no other thread can see. (Not a daemon's: the run may end meanwhile.)
 Time is in integer picoseconds. ``isa.py`` says what each instruction does, ``caches.py`` and ``locks.py`` what shared
 state costs, ``threads.py`` who runs next.
 """
@@ -63,19 +64,18 @@ from zexp.engine.sim.state import (
     view,
 )
 from zexp.engine.sim.threads import heap_push, replace_first, resume, settle, time_limit
-from zexp.program.isa import Op
+from zexp.program.isa import FIRST_VISIBLE, Op
 
 __all__ = ["GAMMA", "run", "settle"]
 
 # Compiled code wants plain numbers.
-HALT, WORK, WORK_R, BUSY_NS, MEMORY, MOV = range(Op.HALT, Op.MOV + 1)
+WORK, WORK_R, BUSY_NS, MEMORY, MOV = range(Op.WORK, Op.MOV + 1)
 ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, SHL, SHR, MIN, MAX, LT, LE, EQ, NE = range(Op.ADD, Op.NE + 1)
-JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP = range(Op.JUMP, Op.RAND_EXP + 1)
+JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP, COUNT, OBSERVE = range(Op.JUMP, Op.OBSERVE + 1)
 LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
 SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK = range(Op.SPIN_LOCK, Op.UNLOCK + 1)
-SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE = range(Op.SLEEP_NS, Op.WAKE + 1)
-COUNT, OBSERVE = range(Op.COUNT, Op.OBSERVE + 1)
-
+SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE, HALT = range(Op.SLEEP_NS, Op.HALT + 1)
+VISIBLE = int(FIRST_VISIBLE)
 
 # Values of a time limit that no time is below.
 GONE, PAUSED = -1, -2
@@ -120,10 +120,13 @@ def run(s, budget):
         first = v.thread[me + T_PC] * 8  # of the instructions executed since the last jump
         following = first
         limit = time_limit(v, tid)
-        while t < limit:
+        ordered = 0 if v.thread[me + T_DAEMON] else VISIBLE  # opcodes from here on must not run ahead
+        while True:
             row = following
-            following = row + 8
             op = code[row]
+            if t >= limit and (op >= ordered or limit < 0 or t >= MAX_TIME):
+                break
+            following = row + 8
             if code[row + 1] != frame:
                 profile[group + frame] += t - charged
                 charged = t
@@ -364,10 +367,10 @@ def run(s, budget):
             break
         if limit == GONE:
             tid = np.int64(-1)
+        elif t >= MAX_TIME:
+            status = TOO_LONG
+            break
         elif limit != PAUSED:
-            if t >= MAX_TIME:
-                status = TOO_LONG
-                break
             key = v.heap[0]
             replace_first(v, (t << TID_BITS) | tid)
             tid = key & TID_MASK
