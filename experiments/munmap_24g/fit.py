@@ -2,8 +2,8 @@
 
 Run it with the Python zexp is installed in; it prints what conf/kernel/_common.yaml holds. The model is linear: with
 stalls ``x`` per call and ``n`` calls a page, a symbol takes ``b + n x`` cycles of a total ``T``. All other symbols
-together are known, and make ``1 - S`` of the total, where S is the sum of the fitted shares; so ``T = (B - sum b) / (1 - S)`` and
-``x = (s T - b) / n``.
+together are known, and make ``1 - S`` of the total, where S is the sum of the fitted shares; so ``T`` is
+``(B - sum b) / (1 - S)`` and ``x = (s T - b) / n``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zexp.kernel import PAGE_BYTES
-from zexp.kernel.zsmalloc import Layout, SizeClass, lay_out, scatter, size_classes
+from zexp.kernel.zsmalloc import HANDLE_BYTES, Layout, SizeClass, lay_out, scatter, size_classes
 
 CHAINS = st.integers(1, 16)
 
@@ -128,15 +128,15 @@ def test_layout(
 def test_without_spread_there_is_one_class(ratio: float, chain: int) -> None:
     size = PAGE_BYTES / ratio
     layout = lay_out(np.ones(200, np.bool_), size, 0.0, 4, chain)
-    assert layout.classes == [class_of(max(1, round(size)), chain)]
+    assert layout.classes == [class_of(min(round(size) + HANDLE_BYTES, PAGE_BYTES), chain)]
 
 
 def test_sizes_are_spread_around_their_mean_and_independent_of_the_pool() -> None:
     layout = lay_out(np.ones(50_000, np.bool_), 1400, 0.5, 8, 8)
     sizes = np.array([c.size for c in layout.classes])[layout.kind_of % len(layout.classes)]
     assert 1400 < sizes.mean() < 1440, "a class is a little larger than what it holds"
-    assert sizes.min() == class_of(700, 8).size
-    assert sizes.max() == class_of(2100, 8).size
+    assert sizes.min() == class_of(700 + HANDLE_BYTES, 8).size
+    assert sizes.max() == class_of(2100 + HANDLE_BYTES, 8).size
     pools = layout.kind_of // len(layout.classes)
     means = [sizes[pools == pool].mean() for pool in range(8)]
     assert max(means) - min(means) < 20

@@ -193,7 +193,8 @@ def store_into_a_full_pool(**changes: object) -> Simulated:
 def test_without_a_worker_a_full_pool_stays_full() -> None:
     """Hysteresis: once full, stores are refused until the pool is below the accept threshold, which it never is."""
     run = store_into_a_full_pool(shrink_worker=False)
-    assert run.metric("zswap_pool_limit_hit") == 1
+    refused = run.metric("zswap_reject_reclaim_fail")
+    assert run.metric("zswap_pool_limit_hit") == refused > 0, "every check at the limit counts, and refuses"
     assert run.cell("zswap_pool_reached_full") == 1
     assert run.metric("zswap_written_back_pages") == 0
     assert run.zswap.max_pages == 16 * 256 * 20 // 100

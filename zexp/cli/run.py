@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from zexp import experiment, schema
 from zexp.cli import render
 from zexp.cli.compose import errors, ready
-from zexp.errors import ZexpError
+from zexp.errors import Interrupted, ZexpError
 from zexp.result.published import Outcome
 from zexp.tracking import Recorder, RunInfo, Store, list_runs, load_run, run_url
 
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     import hydra
 
     registry = ready()
+    signal.signal(signal.SIGTERM, _terminated)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole; we print them
     sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" if _is_sweep(argv) else None
     outcomes: list[tuple[str, Outcome]] = []
@@ -71,6 +73,11 @@ def main(argv: list[str]) -> int:
                 os.environ.pop(variable, None)
             _summary(sweep, outcomes)
     return 0
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """A run that is told to end says so in the store, as with Ctrl-C."""
+    raise Interrupted("terminated")
 
 
 def _is_sweep(argv: list[str]) -> bool:

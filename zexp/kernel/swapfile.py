@@ -43,6 +43,7 @@ class SwapFile:
                 # a batch ends with its page table, which here is also a cluster
                 start = first + done
                 count = k.minimum(pages - done, batch - start % batch)
+                self._per_slot(k, count, "zap_pte_range")
                 self.free_swap_and_cache_nr(k, start, count, owner)
                 done.set(done + count)
 
@@ -90,8 +91,6 @@ class SwapFile:
     def free_swap_and_cache_nr(self, k: KernelBuilder, first: Value, count: Value, owner: Owner) -> None:
         """Drop a run of swap entries in one cluster (from 6.9)."""
         with k.fn("free_swap_and_cache_nr"):
-            with k.for_range(count):
-                k.work(k.cycles("zap_pte_range"))
             self._swap_entries_free(k, first, count, owner)
 
     def _swap_entries_free(self, k: KernelBuilder, first: Value, count: Value, owner: Owner) -> None:

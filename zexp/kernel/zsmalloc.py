@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from zexp.kernel.zswap import Zswap
 
 MIN_ALLOC = 32
+HANDLE_BYTES = 8
+"""In front of every object."""
 GOLDEN_RATIO_64 = 0x61C8864680B583EB
 CLASS_DELTA = 16
 OVERLAPPING_READS = 4
@@ -80,13 +82,13 @@ def lay_out(
 ) -> Layout:
     """Give every slot a pool and a size class, and fill zspages with the stored ones.
 
-    Sizes are uniform in ``size_bytes * (1 +- spread)``, by a hash of the slot. ``other_pages`` more pages hold entries
-    nobody touches.
+    Sizes are uniform in ``size_bytes * (1 +- spread)``, by a hash of the slot, and a handle more. ``other_pages`` more
+    pages hold entries nobody touches.
     """
     slots = np.arange(len(stored), dtype=np.uint64)
     # the second hash takes the slot's bits in another order, so that sizes and pools are independent
     where = scatter(slots ^ (slots << np.uint64(20)), 1 << 20) / (1 << 20)
-    sizes = np.clip(np.rint(size_bytes * (1 + spread * (2 * where - 1))), 1, PAGE_BYTES)
+    sizes = np.clip(np.rint(size_bytes * (1 + spread * (2 * where - 1))) + HANDLE_BYTES, 1, PAGE_BYTES)
     every = size_classes(chain)
     klass = np.searchsorted([c.size for c in every], sizes)
     used = np.unique(klass)

@@ -130,10 +130,11 @@ class Zswap:
         with k.fn("zswap_check_limits"):
             total = self.zswap_total_pages(k)
             full = k.local(k.load(self.reached_full))
-            with k.if_((full == 0) & (total >= self.max_pages)):
-                k.store(self.reached_full, 1)
-                full.set(1)
+            with k.if_(total >= self.max_pages):
                 k.count("zswap_pool_limit_hit")
+                with k.if_(full == 0):
+                    k.store(self.reached_full, 1)
+                    full.set(1)
             with k.else_(), k.if_((full == 1) & (total <= self.accept_pages)):
                 k.store(self.reached_full, 0)
                 full.set(0)

@@ -140,10 +140,12 @@ class Machine:
 
     @property
     def cores(self) -> int:
+        """Physical cores."""
         return int(self.core_of.max()) + 1
 
     @property
     def l3s(self) -> int:
+        """L3 caches."""
         return int(self.l3_of.max()) + 1
 
     @property
@@ -153,10 +155,12 @@ class Machine:
 
     @property
     def sockets(self) -> int:
+        """Sockets."""
         return int(self.socket_of.max()) + 1
 
     @property
     def memory_bytes(self) -> int:
+        """Memory of all nodes."""
         return int(self.node_memory_bytes.sum())
 
     def siblings(self, cpu: int) -> tuple[int, ...]:
