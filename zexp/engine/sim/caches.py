@@ -9,15 +9,11 @@ locked instructions wait for it, as on x86. Cache capacity is not modelled: a li
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from zexp.engine.sim.jit import inlined, jit
 from zexp.engine.sim.pointers import trailing_zeros
 from zexp.engine.sim.state import T_ATOMIC, T_BUFFER_HEAD, T_BUFFERED, T_CPU, T_DRAIN, T_NODE, THREAD
-
-jit = numba.njit(cache=True, error_model="numpy")
-inlined = numba.njit(cache=True, error_model="numpy", forceinline=True)
-"""For what every lock cycle goes through more than once: a call would cost half as much again."""
 
 
 @jit

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from zexp.engine.sim.caches import jit
+from zexp.engine.sim.jit import jit
 from zexp.engine.sim.pointers import leading_zeros
 
 GAMMA = 0x9E3779B97F4A7C15

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from zexp.engine.sim.caches import buffered_store, fetch_exclusive, inlined, jit
+from zexp.engine.sim.caches import buffered_store, fetch_exclusive
+from zexp.engine.sim.jit import inlined, jit
 from zexp.engine.sim.pointers import leading_zeros
 from zexp.engine.sim.state import (
     FOREVER,

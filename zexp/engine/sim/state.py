@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from zexp.engine.sim.jit import jit
 from zexp.engine.sim.pointers import int64_pointer, uint64_pointer
 
 Ints = npt.NDArray[np.int64]
@@ -150,7 +150,7 @@ class View(NamedTuple):
     mutex_count: int
 
 
-@numba.njit(cache=True)
+@jit
 def view(s):
     """The addresses of a state's arrays; valid while the caller keeps them alive."""
     return View(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zexp.engine.sim.caches import inlined, jit
+from zexp.engine.sim.jit import inlined, jit
 from zexp.engine.sim.pointers import reference
 from zexp.engine.sim.state import (
     G_END,

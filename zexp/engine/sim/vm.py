@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from zexp.engine.sim.caches import buffered_store, fetch_shared, jit, locked_access
+from zexp.engine.sim.caches import buffered_store, fetch_shared, locked_access
 from zexp.engine.sim.exponential import GAMMA, exponential, next_random
+from zexp.engine.sim.jit import jit
 from zexp.engine.sim.locks import acquire, append, bit_length, count_hold, leave_queue, park_spinners, release, wake
 from zexp.engine.sim.pointers import reference
 from zexp.engine.sim.state import (
