@@ -2,7 +2,8 @@
 
     make charts                                   or: python experiments/munmap_24g/charts.py [--size 24GiB] [--redraw]
 
-Writes ``results.json`` (every run's figures) and ``*.svg`` beside itself. ``--redraw`` only draws.
+Writes ``results.json`` (every run's figures) and ``*.svg`` beside itself; points that ``results.json`` holds already are
+not run again, so remove it after a change of the model. ``--redraw`` only draws.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MIXES = {
     "+ reader every 10 us": ["workload.meminfo_readers=1"],
     "all three": ["workload.swapin=12", "workload.store=12", "workload.meminfo_readers=1"],
 }
+BASE = ["experiment=munmap_24g"]
 QUIET = ["workload.swapin=0", "workload.store=0", "workload.meminfo_readers=0"]
 MIX = [
     "workload=mixed",
@@ -45,11 +47,14 @@ MIX = [
 ]
 
 
-def figures(job: tuple[dict[str, Any], list[str]]) -> dict[str, Any]:
-    """Run one point; its labels and metrics."""
-    labels, overrides = job
+def figures(job: tuple[dict[str, Any], list[str], dict[str, Any]]) -> dict[str, Any]:
+    """Run one point, unless it is known; its labels and metrics."""
+    labels, overrides, known = job
     registry = ready()
-    exp = experiment.from_config(compose(["experiment=munmap_24g", *overrides]), registry)
+    exp = experiment.from_config(compose(overrides), registry)
+    labels = {**labels, "config_hash": exp.digest()}
+    if exp.digest() in known:
+        return {**labels, "metrics": known[exp.digest()]}
     result = experiment.run(exp, experiment.stage(exp))
     return {**labels, "metrics": {k: float(f"{v:.6g}") for k, v in sorted(result.metrics.items())}}
 
@@ -59,7 +64,13 @@ def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
     scaling = [
         (
             {"set": "scaling", "kernel": kernel, "policy": policy, "processes": n},
-            [*overrides, f"policy/accounting={policy}", f"workload.processes={n}", f"workload.total_size={size}"],
+            [
+                *BASE,
+                *overrides,
+                f"policy/accounting={policy}",
+                f"workload.processes={n}",
+                f"workload.total_size={size}",
+            ],
         )
         for kernel, overrides in KERNELS.items()
         for policy in POLICIES
@@ -77,7 +88,7 @@ def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
     scales = [
         (
             {"set": "sensitivity", "policy": policy, "cycles_per_instruction": cpi},
-            [f"policy/accounting={policy}", "workload.total_size=1GiB", f"kernel.cycles_per_instruction={cpi}"],
+            [*BASE, f"policy/accounting={policy}", "workload.total_size=1GiB", f"kernel.cycles_per_instruction={cpi}"],
         )
         for policy in ("eager", "lazy")
         for cpi in (0.3, 0.6, 1.2)
@@ -86,7 +97,7 @@ def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
         (
             {"set": "own_line", "own_line": own, "processes": n},
             [
-                "kernel=v6_12", "kernel.zpools=32", "policy/accounting=eager", f"policy.accounting.own_line={own}",
+                *BASE, "kernel=v6_12", "kernel.zpools=32", "policy/accounting=eager", f"policy.accounting.own_line={own}",
                 f"workload.processes={n}", f"workload.total_size={size}",
             ],
         )
@@ -167,13 +178,17 @@ def main() -> None:
     args = parser.parse_args()
     target = HERE / "results.json"
     if not args.redraw:
-        jobs = points(args.size)
-        with ProcessPoolExecutor(args.jobs) as pool:
-            results = []
-            for i, row in enumerate(pool.map(figures, jobs)):
-                results.append(row)
-                print(f"{i + 1}/{len(jobs)}", {k: v for k, v in row.items() if k != "metrics"}, flush=True)
-        target.write_text("[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n")
+        old = json.loads(target.read_text()) if target.exists() else []
+        known = {row["config_hash"]: row["metrics"] for row in old}
+        jobs = [(labels, overrides, known) for labels, overrides in points(args.size)]
+        results = []
+        try:
+            with ProcessPoolExecutor(args.jobs) as pool:
+                for i, row in enumerate(pool.map(figures, jobs)):
+                    results.append(row)
+                    print(f"{i + 1}/{len(jobs)}", {k: v for k, v in row.items() if k != "metrics"}, flush=True)
+        finally:  # what there is need not be run again
+            target.write_text("[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n")
     draw(json.loads(target.read_text()))
 
 

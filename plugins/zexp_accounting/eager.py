@@ -36,11 +36,7 @@ class Eager(PoolAccounting):
 
     def _update(self, k: KernelBuilder, zswap: Zswap) -> None:
         with k.func("zswap_update_total_size"):
-            total = k.local(0)
-            with k.for_each(zswap.zsmalloc) as pool:
-                total.set(total + zswap.zsmalloc.zpool_get_total_size(pool))
-                k.work(k.cycles("zswap_update_total_size"))
-            k.store(self.total, total)
+            k.store(self.total, zswap.zsmalloc.total_size())
 
     def total_pages(self, k: KernelBuilder, zswap: Zswap) -> Value:
         """Read the global."""

@@ -17,8 +17,4 @@ class Lazy(PoolAccounting):
     def total_pages(self, k: KernelBuilder, zswap: Zswap) -> Value:
         """zswap_total_pages(): the sum, on demand."""
         with k.func("zswap_total_pages"):
-            total = k.local(0)
-            with k.for_each(zswap.zsmalloc) as pool:
-                total.set(total + zswap.zsmalloc.zpool_get_total_size(pool))
-                k.work(k.cycles("zswap_update_total_size"))
-            return total
+            return zswap.zsmalloc.total_size()

@@ -178,6 +178,15 @@ class ZsMalloc:
             with k.fn("zs_zpool_total_size"):
                 return k.load(pool.pages_allocated)
 
+    def total_size(self) -> Value:
+        """Ask every pool and add up: the loop of zswap_update_total_size() and zswap_total_pages()."""
+        k = self.k
+        total = k.local(0)
+        with k.for_each(self) as pool:
+            total.set(total + self.zpool_get_total_size(pool))
+            k.work(k.cycles("zswap_update_total_size"))
+        return total
+
     def size_of(self, slot: Value) -> Value:
         """Bytes a slot's object takes."""
         return self.k.load(self.kind_size[self.k.load(self.kind_of[slot])])

@@ -1,6 +1,6 @@
 """Staging: programs written in Python, run by an engine."""
 
-from zexp.program.builder import Body, Builder
+from zexp.program.builder import Builder
 from zexp.program.errors import StagingError
 from zexp.program.memory import (
     MUTEX,
@@ -16,6 +16,7 @@ from zexp.program.memory import (
     WaitQueue,
 )
 from zexp.program.program import Program
+from zexp.program.staging import Body
 from zexp.program.values import IntLike, Local, Value
 
 __all__ = [

@@ -12,7 +12,7 @@ from zexp.program.errors import StagingError
 from zexp.program.values import IntLike, Value
 
 if TYPE_CHECKING:
-    from zexp.program.builder import Builder
+    from zexp.program.staging import Staging
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,7 +31,7 @@ def _checked(index: IntLike, name: str, length: int, what: str) -> IntLike:
 class Array:
     """``length`` variables of 64 bits; ``array[i]`` names one, for the builder's load and store."""
 
-    builder: Builder
+    builder: Staging
     name: str
     base: int
     length: int
@@ -97,7 +97,7 @@ MUTEX = LockKind(True, "__mutex_lock", "osq_lock", "mutex_spin_on_owner")
 class Locks:
     """``length`` locks of one class; ``locks[i]`` names one."""
 
-    builder: Builder
+    builder: Staging
     name: str
     kind: LockKind
     base: int
@@ -133,7 +133,7 @@ class LockRef:
 class WaitQueue:
     """Threads waiting for something to become true."""
 
-    builder: Builder
+    builder: Staging
     name: str
     number: int
 

@@ -10,7 +10,7 @@ from zexp.program.errors import StagingError
 from zexp.program.isa import Op
 
 if TYPE_CHECKING:
-    from zexp.program.builder import Body, Builder, Scope
+    from zexp.program.staging import Body, Scope, Staging
 
 IntLike = Union[int, "Value"]
 
@@ -25,7 +25,7 @@ class Value:
     __slots__ = ("body", "builder", "register", "scope")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, builder: Builder, body: Body, register: int, scope: Scope) -> None:
+    def __init__(self, builder: Staging, body: Body, register: int, scope: Scope) -> None:
         self.builder, self.body, self.register, self.scope = builder, body, register, scope
 
     def __add__(self, other: IntLike) -> Value:

@@ -11,8 +11,7 @@ import numpy as np
 
 from zexp.errors import ConfigError
 from zexp.kernel import PAGE_BYTES, KernelBuilder, KernelConfig, Mm, Owner, PoolAccounting
-from zexp.program import Ref, Value
-from zexp.program.builder import Body
+from zexp.program import Body, Ref, Value
 
 if TYPE_CHECKING:
     from zexp.machine import Machine

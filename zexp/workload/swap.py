@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zexp.errors import ConfigError
 from zexp.kernel import PAGE_BYTES, KernelBuilder, Mm, Owner, PoolAccounting
-from zexp.program.builder import Body
+from zexp.program import Body
 from zexp.workload.base import (
     Load,
     Region,

@@ -20,7 +20,7 @@ from zexp.program import isa
 @cache
 def cache_folder() -> str:
     """``$NUMBA_CACHE_DIR``, else ``$XDG_CACHE_HOME/zexp``, else ``~/.cache/zexp``, and below it the sources' digest."""
-    sources = sorted(Path(__file__).parent.glob("*.py")) + [Path(isa.__file__)]
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(isa.__file__)]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zexp"
     return str(Path(numba.config.CACHE_DIR or default) / f"vm-{digest}")
