@@ -271,7 +271,7 @@ class Author:
             divisor = self.small(3) + 1 if self.pick(0, 1) else -(self.small(3) + 2)
             self.keep(k.alu((Op.DIV, Op.MOD)[self.pick(0, 1)], self.value(), divisor))
         elif what == 5:
-            self.keep(k.now_ns())
+            self.keep(k.bits(k.now_ns()) if self.pick(0, 1) else k.now_ns())
         elif what == 6 and self.random:
             self.keep(k.rand_int(self.small(4) + 1 if self.pick(0, 1) else 1 << 31))
         elif what == 7 and self.random:
@@ -323,6 +323,7 @@ class Author:
             k.busy_ns(self.small(7) - 20)
         else:
             k.memory_read(k.alu(Op.MOD, self.value(), self.machine.nodes), self.small(2) - 1)
+            k.line_read(k.alu(Op.MOD, self.value(), self.machine.cpus), self.small(2) - 1)
 
     def report(self) -> None:
         if self.pick(0, 1):
@@ -389,6 +390,7 @@ class Author:
         ref = self.locks[order][self.pick(0, len(self.locks[order]) - 1)]
         if any(ref.identity() == other.identity() for _, other in self.held):
             return
+        self.keep(k.is_contended(ref))
         with self.scope(), k.trylock(ref):
             self.held.append((order, ref))
             self.block(3)

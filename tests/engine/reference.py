@@ -443,6 +443,13 @@ class Reference:
                 now += 1000 * max(r[a], 0)
             case Op.MEMORY:
                 now += self.dram(thread.node, r[a]) * max(r[b], 0)
+            case Op.LINES:
+                writer = r[a]
+                now += (self.between(writer, thread.cpu) if writer != thread.cpu else 0) * max(r[b], 0)
+            case Op.LOG2:
+                r[a] = max(r[b], 0).bit_length()
+            case Op.CONTENDED:
+                r[e] = int(bool(lock().spinning or lock().sleeping))
             case Op.MOV:
                 r[a] = r[b]
             case Op.ADD:

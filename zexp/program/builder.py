@@ -141,6 +141,14 @@ class Builder(Declarations, ControlFlow):
         """Exponentially distributed with ``mean`` (at most 2**33), rounded to the nearest integer."""
         return self._result(Op.RAND_EXP, self._reg(mean))
 
+    def line_read(self, writer: IntLike, times: IntLike = 1) -> None:
+        """Dependent reads of lines that CPU ``writer`` wrote last: one line transfer each (none from the CPU itself)."""
+        self._emit(Op.LINES, self._reg(writer), self._reg(times))
+
+    def bits(self, value: IntLike) -> Value:
+        """Number of bits: i for values in ``[2**(i-1), 2**i)``, 0 for 0 and less."""
+        return self._result(Op.LOG2, self._reg(value))
+
     # ---- shared memory ---------------------------------------------------------------------------------------------
 
     def load(self, ref: Ref) -> Value:
@@ -222,6 +230,13 @@ class Builder(Declarations, ControlFlow):
             body.held.append(ref)
             yield value
             self.release(ref)
+
+    def is_contended(self, ref: LockRef) -> Value:
+        """1 if another thread waits for the lock (spin_is_contended)."""
+        body = self._current()
+        waiting = body.new_register()
+        self._emit(Op.CONTENDED, *self._lock(ref), 0, waiting)
+        return Value(self, body, waiting, body.scope)
 
     def sleep_ns(self, time_ns: IntLike) -> None:
         """Leave the CPU for ``time_ns``."""

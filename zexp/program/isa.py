@@ -60,21 +60,24 @@ class Op(IntEnum):
     RAND_EXP = 26  #        r[a] = exponential with mean r[b]
     COUNT = 27  #           metric a: sum += r[b], count += 1
     OBSERVE = 28  #         histogram a gets r[b]
+    LINES = 29  #           r[b] dependent reads of lines that CPU r[a] wrote last, no line state kept
+    LOG2 = 30  #            r[a] = number of bits of r[b], 0 if it is not positive
     # what others can see, and must happen in the order of time
-    LOAD = 29  #            r[a] = m[b + r[c]], length d
-    STORE = 30  #           m[b + r[c]] = r[a], length d
-    ATOMIC_ADD = 31  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
-    CAS = 32  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
-    SPIN_LOCK = 33  #       lock a + r[b], length c; slow-path frame d
-    SPIN_TRYLOCK = 34  #    lock a + r[b], length c; r[e] = 1 if taken
-    MUTEX_LOCK = 35  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
-    UNLOCK = 36  #          lock a + r[b], length c; d = 1 for a mutex
-    SLEEP_NS = 37  #        leave the CPU for r[a] ns
-    WAIT_PREPARE = 38  #    join wait queue a
-    WAIT_SLEEP = 39  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
-    WAIT_FINISH = 40  #     leave wait queue a
-    WAKE = 41  #            wake r[b] waiters of queue a, all if r[b] <= 0
-    HALT = 42  #            the thread ends
+    LOAD = 31  #            r[a] = m[b + r[c]], length d
+    STORE = 32  #           m[b + r[c]] = r[a], length d
+    ATOMIC_ADD = 33  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
+    CAS = 34  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
+    SPIN_LOCK = 35  #       lock a + r[b], length c; slow-path frame d
+    SPIN_TRYLOCK = 36  #    lock a + r[b], length c; r[e] = 1 if taken
+    MUTEX_LOCK = 37  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
+    UNLOCK = 38  #          lock a + r[b], length c; d = 1 for a mutex
+    CONTENDED = 39  #       lock a + r[b], length c; r[e] = 1 if somebody waits for it
+    SLEEP_NS = 40  #        leave the CPU for r[a] ns
+    WAIT_PREPARE = 41  #    join wait queue a
+    WAIT_SLEEP = 42  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
+    WAIT_FINISH = 43  #     leave wait queue a
+    WAKE = 44  #            wake r[b] waiters of queue a, all if r[b] <= 0
+    HALT = 45  #            the thread ends
 
 
 FIRST_VISIBLE = Op.LOAD
@@ -84,7 +87,7 @@ JUMPS = frozenset({Op.JUMP, Op.JUMP_ZERO, Op.LOOP})
 CARRIES_NO_WORK = JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op.WAIT_SLEEP}
 """Work after these is an instruction of its own: they jump or may block."""
 
-WRITES_A = ALU | {Op.MOV, Op.NOW_NS, Op.RAND_INT, Op.RAND_EXP, Op.LOAD, Op.ATOMIC_ADD, Op.CAS}
+WRITES_A = ALU | {Op.MOV, Op.NOW_NS, Op.RAND_INT, Op.RAND_EXP, Op.LOAD, Op.ATOMIC_ADD, Op.CAS, Op.LOG2}
 """Instructions whose column a is the register they write."""
 
 _READS: dict[Op, tuple[int, ...]] = {
@@ -92,6 +95,8 @@ _READS: dict[Op, tuple[int, ...]] = {
     Op.WORK_R: (A,),
     Op.BUSY_NS: (A,),
     Op.MEMORY: (A, B),
+    Op.LINES: (A, B),
+    Op.LOG2: (B,),
     Op.MOV: (B,),
     Op.JUMP_ZERO: (B,),
     Op.LOOP: (B, C),
@@ -105,6 +110,7 @@ _READS: dict[Op, tuple[int, ...]] = {
     Op.SPIN_TRYLOCK: (B,),
     Op.MUTEX_LOCK: (B,),
     Op.UNLOCK: (B,),
+    Op.CONTENDED: (B,),
     Op.SLEEP_NS: (A,),
     Op.WAKE: (B,),
     Op.COUNT: (B,),

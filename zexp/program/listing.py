@@ -82,7 +82,7 @@ class Listing:
                 written.add(row[isa.A])
             elif row[isa.OP] == Op.LOOP:
                 written.add(row[isa.B])
-            elif row[isa.OP] == Op.SPIN_TRYLOCK:
+            elif row[isa.OP] in (Op.SPIN_TRYLOCK, Op.CONTENDED):
                 written.add(row[isa.E])
         return written
 
@@ -118,6 +118,9 @@ class Listing:
             Op.JUMP: lambda: f"go to {a}",
             Op.JUMP_ZERO: lambda: f"if {r(b)} == 0 go to {a}",
             Op.LOOP: lambda: f"{r(b)} += 1, if {r(b)} < {r(c)} go to {a}",
+            Op.LINES: lambda: f"read lines CPU {r(a)} wrote, {r(b)} x",
+            Op.LOG2: lambda: f"{r(a)} = bits of {r(b)}",
+            Op.CONTENDED: lambda: f"{r(e)} = somebody waits for {self._lock(row)}",
             Op.NOW_NS: lambda: f"{r(a)} = now",
             Op.RAND_INT: lambda: f"{r(a)} = random below {r(b)}",
             Op.RAND_EXP: lambda: f"{r(a)} = exponential of mean {r(b)}",

@@ -34,6 +34,7 @@ from zexp.engine.sim.state import (
     L_HEAD,
     L_HELD_SINCE,
     L_HOLDER,
+    L_SLEEP_HEAD,
     LOCK,
     LOCK_STATS,
     MAX_TIME,
@@ -72,9 +73,9 @@ __all__ = ["GAMMA", "run", "settle"]
 # Compiled code wants plain numbers.
 WORK, WORK_R, BUSY_NS, MEMORY, MOV = range(Op.WORK, Op.MOV + 1)
 ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, SHL, SHR, MIN, MAX, LT, LE, EQ, NE = range(Op.ADD, Op.NE + 1)
-JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP, COUNT, OBSERVE = range(Op.JUMP, Op.OBSERVE + 1)
+JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP, COUNT, OBSERVE, LINES, LOG2 = range(Op.JUMP, Op.LOG2 + 1)
 LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
-SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK = range(Op.SPIN_LOCK, Op.UNLOCK + 1)
+SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK, CONTENDED = range(Op.SPIN_LOCK, Op.CONTENDED + 1)
 SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE, HALT = range(Op.SLEEP_NS, Op.HALT + 1)
 VISIBLE = int(FIRST_VISIBLE)
 
@@ -229,6 +230,16 @@ def run(s, budget):
                 ps = v.memory[v.thread[me + T_NODE] * v.nodes + home]
                 times = max(registers[r + b], 0)
                 t += MAX_TIME if times > 1 << 20 and times > MAX_TIME // max(ps, 1) else times * ps
+            elif op == LINES:
+                writer = registers[r + a]
+                if outside(writer, v.cpus):
+                    status = BAD_INDEX
+                    break
+                ps = v.latency[cpu * v.cpus + writer]
+                times = max(registers[r + b], 0)
+                t += MAX_TIME if times > 1 << 20 and times > MAX_TIME // max(ps, 1) else times * ps
+            elif op == LOG2:
+                registers[r + a] = bit_length(registers[r + b])
             elif op == NOW_NS:
                 registers[r + a] = t // 1000
             elif op == RAND_INT:
@@ -320,6 +331,14 @@ def run(s, budget):
                     count_hold(v, number, t)
                     v.lock[lock + L_HOLDER] = -1
                 t += v.thread[me + T_STORE]
+            elif op == CONTENDED:
+                i = registers[r + b]
+                if outside(i, c):
+                    status = BAD_INDEX
+                    break
+                lock = (a + i) * LOCK
+                waiting = v.lock[lock + L_HEAD] >= 0 or v.lock[lock + L_SLEEP_HEAD] >= 0
+                registers[r + code[row + 6]] = 1 if waiting else 0
             elif op == SLEEP_NS:
                 v.thread[me + T_SINCE] = t
                 v.thread[me + T_STATE] = SLEEPING
