@@ -2,8 +2,8 @@
 
     make charts                                   or: python experiments/munmap_24g/charts.py [--size 24GiB] [--redraw]
 
-Writes ``results.json`` (every run's figures) and ``*.svg`` beside itself; points that ``results.json`` holds already are
-not run again, so remove it after a change of the model. ``--redraw`` only draws.
+Writes ``results.json`` (every run's figures) and ``*.svg`` beside itself; points that ``results.json`` holds already
+are not run again, so remove it after a change of the model. ``--redraw`` only draws.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from zexp.cli.compose import compose, ready
 HERE = Path(__file__).parent
 POLICIES = ("eager", "lazy", "shared_atomic")
 COLOURS = {"eager": "#c0392b", "lazy": "#2471a3", "shared_atomic": "#1e8449"}
+STYLES = {"eager": "-", "lazy": "-", "shared_atomic": "--"}
+ADDED = {
+    "eager": "line/zswap_pool_total_size/transfers_per_page",
+    "lazy": "none",
+    "shared_atomic": "line/zswap_total_pages/transfers_per_page",
+}
 PROCESSES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 KERNELS = {
     "v6_8": ["kernel=v6_8"],
@@ -97,7 +103,8 @@ def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
         (
             {"set": "own_line", "own_line": own, "processes": n},
             [
-                *BASE, "kernel=v6_12", "kernel.zpools=32", "policy/accounting=eager", f"policy.accounting.own_line={own}",
+                *BASE, "kernel=v6_12", "kernel.zpools=32", "policy/accounting=eager",
+                f"policy.accounting.own_line={own}",
                 f"workload.processes={n}", f"workload.total_size={size}",
             ],
         )
@@ -117,15 +124,18 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "zexp", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
     scaling = [r for r in results if r["set"] == "scaling"]
 
-    def panel(name: str, title: str, metric: str, unit: str, kernels: Sequence[str], scale: float = 1.0) -> None:
+    def panel(
+        name: str, title: str, metric: str | dict[str, str], unit: str, kernels: Sequence[str], scale: float = 1.0
+    ) -> None:
+        of = metric if isinstance(metric, dict) else dict.fromkeys(POLICIES, metric)
         figure, axes = plt.subplots(1, len(kernels), figsize=(3.2 * len(kernels), 3.0), sharey=True, squeeze=False)
         for axis, kernel in zip(axes[0], kernels, strict=True):
             for policy in POLICIES:
                 rows = [r for r in scaling if r["kernel"] == kernel and r["policy"] == policy]
                 axis.plot(
                     [r["processes"] for r in rows],
-                    [r["metrics"].get(metric, 0.0) * scale for r in rows],
-                    marker="o", markersize=3, color=COLOURS[policy], label=policy,
+                    [r["metrics"].get(of[policy], 0.0) * scale for r in rows],
+                    STYLES[policy], marker="o", markersize=3, color=COLOURS[policy], label=policy,
                 )  # fmt: skip
             axis.set_xscale("log", base=2)
             axis.set_xticks([1, 4, 16, 64, 192], ["1", "4", "16", "64", "192"])
@@ -133,8 +143,8 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
             axis.set_xlabel("processes")
         axes[0][0].set_ylabel(unit)
         axes[0][0].set_ylim(bottom=0)
-        axes[0][0].legend(frameon=False)
-        figure.suptitle(title)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, ncols=3, loc="upper right")
+        figure.suptitle(title, x=0.02, ha="left")
         figure.tight_layout()
         figure.savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
@@ -142,16 +152,9 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
     every = list(KERNELS)
     panel("throughput", "Unmapping zswapped memory on epyc_9684x", "throughput/pages_per_s", "M pages/s", every, 1e-6)
     panel("cpu", "CPU time a page", "time/cpu_ns_per_page", "ns", every)
-    panel(
-        "eager_line", "Transfers of zswap_pool_total_size's line",
-        "line/zswap_pool_total_size/transfers_per_page", "a page", every,
-    )  # fmt: skip
-    panel(
-        "atomic_line", "Transfers of the shared atomic's line",
-        "line/zswap_total_pages/transfers_per_page", "a page", every,
-    )  # fmt: skip
+    panel("lines", "Transfers of the line each design adds (lazy adds none)", ADDED, "a page", every)
     mixed = [r for r in results if r["set"] == "mixed"]
-    figure, axes = plt.subplots(1, len(KERNELS), figsize=(3.2 * len(KERNELS), 3.2), sharey=True)
+    figure, axes = plt.subplots(1, len(KERNELS), figsize=(3.2 * len(KERNELS), 3.2))
     for axis, kernel in zip(axes, KERNELS, strict=True):
         for i, policy in enumerate(POLICIES):
             rows = {
@@ -162,8 +165,8 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
         axis.set_xticks(range(len(MIXES)), list(MIXES), rotation=40, ha="right", fontsize=7)
         axis.set_title(kernel)
     axes[0].set_ylabel("ms until all are done")
-    axes[0].legend(frameon=False)
-    figure.suptitle("12 processes unmap 128 MiB each, with company")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="upper right")
+    figure.suptitle("12 processes unmap 128 MiB each, with company (scales differ)", x=0.02, ha="left")
     figure.tight_layout()
     figure.savefig(HERE / "mixed.svg", metadata={"Date": None, "Creator": None})
     plt.close(figure)
