@@ -52,8 +52,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_the_first_party_policies_come_by_the_same_way() -> None:
     registry = plugins.load()
-    assert {"eager", "lazy", "shared_atomic"} <= set(registry.accounting)
-    assert {registry.origins[n].distribution for n in ("eager", "lazy", "shared_atomic")} == {"zexp"}
+    assert {"eager", "lazy", "shared_atomic"} <= set(registry.policies["accounting"])
+    shipped = [registry.find("accounting", n) for n in ("eager", "lazy", "shared_atomic")]
+    shipped += [registry.find("flush", n) for n in ("sync", "ratelimited", "min_interval", "never")]
+    assert {registry.origins[policy].distribution for policy in shipped} == {"zexp"}
     registry.require_sound()
 
 
@@ -61,8 +63,8 @@ def test_a_plugin_and_its_origin(install: Install) -> None:
     install(GOOD.format(name="acme"))
     registry = plugins.load()
     registry.require_sound()
-    assert registry.accounting_class("acme")().name == "acme"
-    assert str(registry.origins["acme"]) == "acme-policies 2.5"
+    assert registry.find("accounting", "acme")().name == "acme"
+    assert str(registry.origins[registry.find("accounting", "acme")]) == "acme-policies 2.5"
 
 
 def test_unknown_names_get_near_matches() -> None:
@@ -70,7 +72,7 @@ def test_unknown_names_get_near_matches() -> None:
     with pytest.raises(
         PluginError, match=r"^policy/accounting=lasy: unknown policy; did you mean lazy\? allowed: eager"
     ):
-        registry.accounting_class("lasy")
+        registry.find("accounting", "lasy")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_a_broken_plugin_is_kept_aside_with_its_reason(install: Install, change:
     assert change[0] in code
     install(code.replace(*change))
     registry = plugins.load()
-    assert "eager" in registry.accounting, "the others still work"
-    assert "acme" not in registry.accounting
+    assert "eager" in registry.policies["accounting"], "the others still work"
+    assert "acme" not in registry.policies["accounting"]
     (broken,) = registry.broken
     assert str(broken).startswith("plugin 'acme' of acme-policies 2.5 cannot be loaded: ")
     assert reason in str(broken)

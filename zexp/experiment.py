@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zexp import machine as machines
 from zexp.errors import ConfigError, PluginError, ZexpError, near
-from zexp.kernel import KernelBuilder, KernelConfig, PoolAccounting
+from zexp.kernel import KINDS, KernelBuilder, KernelConfig, Policies, Policy
 from zexp.machine import Machine
 from zexp.program import Program
 from zexp.result import RunResult
@@ -37,7 +37,7 @@ class Experiment:
     machine: Machine
     kernel: KernelConfig
     workload: Workload
-    accounting: PoolAccounting
+    policies: Policies
     seed: int
     published: Published
     tracking: Tracking
@@ -46,6 +46,8 @@ class Experiment:
     """The resolved configuration it was made of."""
     plugins: Mapping[str, str]
     """Distribution and version of the plugins used."""
+    origins: tuple[str, ...]
+    """The plugin of each policy."""
 
     def digest(self) -> str:
         """A hash of all that decides the result: two runs with one digest are the same run."""
@@ -66,33 +68,41 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
     kernel = typed.kernel
     kernel.validate()
-    accounting = typed.policy.accounting
-    if not isinstance(accounting, PoolAccounting):
-        raise ConfigError("policy/accounting", accounting, f"choose one; {near('', registry.accounting)}")
     if not isinstance(typed.workload, Workload):
         raise ConfigError("workload", typed.workload, f"choose one; {near('', WORKLOADS)}")
-    _check_name("policy.accounting.name", accounting, "policy/accounting", registry.accounting)
     _check_name("workload.name", typed.workload, "workload", WORKLOADS)
-    origin = registry.origins[accounting.name]
-    try:
-        accounting.validate()
-    except ValueError as error:
-        raise ConfigError(f"policy.accounting ({accounting.name} of {origin})", accounting, str(error)) from error
-    except Exception as error:
-        raise _blame(error, accounting, str(origin), "it checks its parameters") from error
+    policies = Policies(**{group: _policy(group, getattr(typed.policy, group), registry) for group in KINDS})
+    origins = [registry.origins[type(policy)] for policy in policies]
     return Experiment(
         name=typed.name,
         machine=machines.load(typed.machine),
         kernel=kernel,
         workload=typed.workload,
-        accounting=accounting,
+        policies=policies,
         seed=typed.seed,
         published=typed.published,
         tracking=typed.tracking,
         notes=typed.notes,
         config={str(k): v for k, v in resolved.items()},
-        plugins={origin.distribution: origin.version},
+        plugins={origin.distribution: origin.version for origin in origins},
+        origins=tuple(map(str, origins)),
     )
+
+
+def _policy(group: str, policy: Any, registry: Registry) -> Any:
+    """Check the policy chosen in a group."""
+    known = registry.policies[group]
+    if not isinstance(policy, KINDS[group]):
+        raise ConfigError(f"policy/{group}", policy, f"choose one; {near('', known)}")
+    _check_name(f"policy.{group}.name", policy, f"policy/{group}", known)
+    origin = registry.origins[type(policy)]
+    try:
+        policy.validate()
+    except ValueError as error:
+        raise ConfigError(f"policy.{group} ({policy.name} of {origin})", policy, str(error)) from error
+    except Exception as error:
+        raise _blame(error, policy, str(origin), "it checks its parameters") from error
+    return policy
 
 
 def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str = "") -> None:
@@ -125,25 +135,29 @@ def stage(experiment: Experiment) -> Staged:
     """Stage the experiment's program. An error in a policy's code names the plugin and the line."""
     k = KernelBuilder(experiment.machine, experiment.kernel)
     try:
-        load = experiment.workload.stage(k, experiment.accounting)
+        load = experiment.workload.stage(k, experiment.policies)
         program = k.finish()
     except Exception as error:
-        plugin = " ".join(next(iter(experiment.plugins.items())))
-        raise _blame(error, experiment.accounting, plugin, "it is staged") from error
+        for policy, origin in zip(experiment.policies, experiment.origins, strict=True):
+            blamed = _blame(error, policy, origin, "it is staged")
+            if blamed is not error:
+                raise blamed from error
+        raise
     return Staged(program, load, frozenset(k.accounting_stacks))
 
 
-def _blame(error: Exception, accounting: PoolAccounting, plugin: str, when: str) -> Exception:
+def _blame(error: Exception, policy: Policy, plugin: str, when: str) -> Exception:
     """An error raised while the policy's own code ran becomes one that names its plugin, file and line."""
     import sys
 
-    source = getattr(sys.modules.get(type(accounting).__module__), "__file__", None)
+    source = getattr(sys.modules.get(type(policy).__module__), "__file__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
     if not frames:
         return error
+    group = next(group for group, kind in KINDS.items() if isinstance(policy, kind))
     what = " ".join((str(error) if isinstance(error, ZexpError) else f"{type(error).__name__}: {error}").split())
     return PluginError(
-        f"policy/accounting={accounting.name} of plugin {plugin} fails while {when}, "
+        f"policy/{group}={policy.name} of plugin {plugin} fails while {when}, "
         f"{frames[-1].filename}:{frames[-1].lineno}: {what}"
     )
 

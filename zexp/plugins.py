@@ -14,11 +14,7 @@ from zexp import hookspecs
 from zexp.errors import PluginError, near
 
 if TYPE_CHECKING:
-    from zexp.kernel import PoolAccounting
-
-
-METHODS = ("validate", "setup", "entry_stored", "entry_freed", "zspage_allocated", "zspage_freed", "total_pages")
-"""What the kernel model calls on an accounting policy."""
+    from zexp.kernel import Policy
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,9 @@ class Broken:
 class Registry:
     """All that the installed plugins bring."""
 
-    accounting: dict[str, type[PoolAccounting]] = field(default_factory=dict)
-    origins: dict[str, Origin] = field(default_factory=dict)
-    """By name of the policy."""
+    policies: dict[str, dict[str, type[Policy]]] = field(default_factory=lambda: {"accounting": {}, "flush": {}})
+    """By configuration group and name."""
+    origins: dict[type[Policy], Origin] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
 
     def require_sound(self) -> None:
@@ -58,11 +54,11 @@ class Registry:
         if self.broken:
             raise PluginError("; ".join(map(str, self.broken)))
 
-    def accounting_class(self, name: str) -> type[PoolAccounting]:
+    def find(self, group: str, name: str) -> type[Policy]:
         """The policy of that name; raises ``PluginError`` with near matches."""
-        if name not in self.accounting:
-            raise PluginError(f"policy/accounting={name}: unknown policy; {near(name, self.accounting)}")
-        return self.accounting[name]
+        if name not in self.policies[group]:
+            raise PluginError(f"policy/{group}={name}: unknown policy; {near(name, self.policies[group])}")
+        return self.policies[group][name]
 
 
 def load() -> Registry:
@@ -73,39 +69,50 @@ def load() -> Registry:
     points = sorted(metadata.entry_points(group=hookspecs.GROUP), key=lambda p: (p.dist.name if p.dist else "", p.name))
     for point in points:
         origin = Origin(point.dist.name, point.dist.version) if point.dist else Origin("unknown", "?")
-        manager = pluggy.PluginManager("zexp")
-        manager.add_hookspecs(hookspecs)
         try:
-            manager.register(point.load(), name=point.name)
-            manager.check_pending()
-            brought = [policy for policies in manager.hook.zexp_accounting_policies() for policy in policies]
-            for policy in brought:
-                _check(policy)
+            brought = _brought(point)
         except (Exception, SystemExit) as error:  # a plugin may fail in any way while it is imported
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             registry.broken.append(Broken(origin, point.name, reason))
             continue
-        for policy in brought:
+        for group, policy in brought:
             name = _name(policy)
-            if name in registry.accounting:
+            other = registry.policies[group].get(name)
+            if other is not None:
                 raise PluginError(
-                    f"two plugins bring a policy/accounting={name}: {registry.origins[name]} and {origin}; "
-                    "uninstall one"
+                    f"two plugins bring a policy/{group}={name}: {registry.origins[other]} and {origin}; uninstall one"
                 )
-            registry.accounting[name] = policy
-            registry.origins[name] = origin
+            registry.policies[group][name] = policy
+            registry.origins[policy] = origin
     return registry
 
 
-def _name(policy: type[PoolAccounting]) -> str:
+def _brought(point: metadata.EntryPoint) -> list[tuple[str, type[Policy]]]:
+    """The policies of one plugin, checked, with their groups."""
+    manager = pluggy.PluginManager("zexp")
+    manager.add_hookspecs(hookspecs)
+    manager.register(point.load(), name=point.name)
+    manager.check_pending()
+    answers = {
+        "accounting": manager.hook.zexp_accounting_policies(),
+        "flush": manager.hook.zexp_flush_strategies(),
+    }
+    brought = [(group, policy) for group, lists in answers.items() for policies in lists for policy in policies]
+    for group, policy in brought:
+        _check(group, policy)
+    return brought
+
+
+def _name(policy: type[Policy]) -> str:
     return str(next(f.default for f in dataclasses.fields(policy) if f.name == "name"))
 
 
-def _check(policy: object) -> None:
-    from zexp.kernel import PoolAccounting
+def _check(group: str, policy: object) -> None:
+    from zexp.kernel import KINDS
 
-    if not (isinstance(policy, type) and issubclass(policy, PoolAccounting) and dataclasses.is_dataclass(policy)):
-        raise TypeError(f"{policy!r} is not a dataclass derived from zexp.kernel.PoolAccounting")
+    kind = KINDS[group]
+    if not (isinstance(policy, type) and issubclass(policy, kind) and dataclasses.is_dataclass(policy)):
+        raise TypeError(f"{policy!r} is not a dataclass derived from zexp.kernel.{kind.__name__}")
     if "__dataclass_params__" not in vars(policy):
         raise TypeError(f"{policy.__name__} is not decorated with @dataclass")
     if not _name(policy).isidentifier():
@@ -115,8 +122,10 @@ def _check(policy: object) -> None:
     missing = sorted(getattr(policy, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"{policy.__name__} lacks {', '.join(missing)}")
-    for method in METHODS:
-        wanted = inspect.signature(getattr(PoolAccounting, method)).parameters
+    for method, function in inspect.getmembers(kind, inspect.isfunction):
+        if method.startswith("_"):
+            continue
+        wanted = inspect.signature(function).parameters
         try:  # else it would fail far away from the plugin's code, in the kernel model that calls it
             inspect.signature(getattr(policy, method)).bind(*wanted)
         except TypeError as error:

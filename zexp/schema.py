@@ -19,6 +19,7 @@ class PolicyConfig:
     """The policies of a run."""
 
     accounting: Any = None
+    flush: Any = None
 
 
 @dataclass
@@ -81,5 +82,6 @@ def register(registry: Registry) -> None:
     store.store(name="schema", node=Config)
     for name, workload in WORKLOADS.items():
         store.store(group="workload", name=name, node=workload)
-    for name, policy in registry.accounting.items():
-        store.store(group="policy/accounting", name=name, node=policy)
+    for group, policies in registry.policies.items():
+        for name, policy in policies.items():
+            store.store(group=f"policy/{group}", name=name, node=policy)

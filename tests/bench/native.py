@@ -95,7 +95,7 @@ def munmap(experiment: Experiment, staged: Staged, folder: Path) -> Native:
         f"COST_{f}": work_ps(state, k.cycles(f, NOT_IN_TABLE.get(f))) for f in dict.fromkeys(used) if f != "function"
     }
     numbers = {
-        "EAGER": int(experiment.accounting.name == "eager"),
+        "EAGER": int(experiment.policies.accounting.name == "eager"),
         "SLOTS": load_pages,
         "ZSPAGES": len(arrays["zspage->inuse"]),
         "ZPOOLS": experiment.kernel.zpools,

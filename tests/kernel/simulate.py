@@ -16,11 +16,12 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from zexp_accounting.eager import Eager
 from zexp_accounting.lazy import Lazy
 from zexp_accounting.shared_atomic import SharedAtomic
+from zexp_flush.strategies import Sync
 
 from zexp import machine as machines
 from zexp.cli.compose import compose, ready
 from zexp.engine.sim import engine
-from zexp.kernel import KernelBuilder, KernelConfig, Pool, PoolAccounting, Zswap
+from zexp.kernel import KernelBuilder, KernelConfig, Policies, Pool, PoolAccounting, Zswap
 from zexp.machine import Machine
 from zexp.program import Program, Value
 from zexp.result import LockStats, RunResult
@@ -161,7 +162,7 @@ def simulate(
         setup(k, zswap)
 
     with patch.object(policy, "setup", listening):
-        load = workload.stage(k, policy)
+        load = workload.stage(k, Policies(policy, Sync()))
     (zswap,) = seen
     if extra is not None:
         extra(k, zswap)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -28,12 +28,12 @@ def main(argv: list[str]) -> int:
     what = parser.parse_args(argv).what
     registry = ready(strict=False)
     console = Console()
-    tables: dict[str, Callable[[], Table]] = {
+    tables: dict[str, Callable[[], RenderableType]] = {
         "experiments": _experiments,
         "machines": _machines,
         "kernels": _kernels,
         "workloads": _workloads,
-        "policies": lambda: _policies(registry),
+        "policies": lambda: Group(_policies(registry, "accounting"), "", _policies(registry, "flush")),
     }
     for name, make in tables.items():
         if what in (None, name):
@@ -94,11 +94,11 @@ def _workloads() -> Table:
     return table
 
 
-def _policies(registry: Registry) -> Table:
-    table = _table("accounting policies (policy/accounting=NAME)", "name", "plugin", "what it does", "parameters")
-    for name, policy in sorted(registry.accounting.items()):
+def _policies(registry: Registry, group: str) -> Table:
+    table = _table(f"{group} policies (policy/{group}=NAME)", "name", "plugin", "what it does", "parameters")
+    for name, policy in sorted(registry.policies[group].items()):
         doc = (policy.__doc__ or "").splitlines()[0]
-        table.add_row(name, str(registry.origins[name]), escape(doc), escape(_parameters(policy)))
+        table.add_row(name, str(registry.origins[policy]), escape(doc), escape(_parameters(policy)))
     return table
 
 

@@ -101,7 +101,7 @@ def _name(exp: experiment.Experiment, overrides: list[str]) -> str:
         key, _, value = override.partition("=")
         if key in swept:
             parts.append(value if "/" in key else f"{key.rpartition('.')[2]}={value}")
-    return " ".join(parts) or f"{exp.name} {exp.accounting.name}"
+    return " ".join(parts) or f"{exp.name} {exp.policies.accounting.name}"
 
 
 def _hydra_version() -> tuple[int, int]:
@@ -184,8 +184,8 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
 def _notes(exp: experiment.Experiment) -> str:
     """The run's description in MLflow."""
     lines = [
-        f"**{exp.accounting.name}** accounting, {exp.workload.name} on {exp.machine.name} ({exp.machine.description}), "
-        f"{exp.kernel.description}."
+        f"**{exp.policies.accounting.name}** accounting, **{exp.policies.flush.name}** flush; {exp.workload.name} on "
+        f"{exp.machine.name} ({exp.machine.description}), {exp.kernel.description}."
     ]
     if exp.published.source:
         lines.append(f"Held against: {exp.published.source}.")
@@ -220,7 +220,7 @@ def _run(exp: experiment.Experiment, staged: experiment.Staged, console: Console
         bar.update(
             task,
             completed=abs(progress.watched - load.watch_from) if load.watch else None,
-            description=f"{exp.accounting.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instr/s",
+            description=f"{exp.workload.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instr/s",
         )
 
     try:

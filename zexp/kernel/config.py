@@ -65,6 +65,21 @@ class KernelConfig:
     """One list_lru lock per ``node`` (to 6.12), or per ``memcg`` and node."""
     exclusive_loads: bool = True
     """zswap_load frees the entry at once."""
+    rstat_lock: str = "spinlock"
+    """``spinlock``, or ``mutex`` with optimistic spinning (never merged; run in production by Cloudflare)."""
+    rstat_lock_drop: str = "contended"
+    """When a flush drops its lock between two CPUs: only if the scheduler wants the CPU (``resched``), also if somebody
+    waits for it (``contended``, a preemptible kernel), or after ``every_cpu`` (6.15 on, and stable backports)."""
+    resched_ns: int = 3_000_000
+    """How long a flush runs until the scheduler wants its CPU; a time slice, assumed."""
+    flush_scope: str = "subtree"
+    """What mem_cgroup_flush_stats flushes: the whole ``tree`` (to 6.7) or the cgroup's ``subtree``."""
+    flush_threshold: str = "memcg"
+    """Whose updates must exceed 64 a CPU before a flush is worth it: ``global`` (to 6.7) or the ``memcg``'s."""
+    concurrent_flush: str = "serialise"
+    """What a second flusher does: queue (``serialise``) or ``skip``, with stale statistics (to 6.7)."""
+    flush_sites: dict[str, str] = field(default_factory=dict)
+    """How each call site flushes: ``sync``, ``ratelimited`` or ``forced``, without a threshold."""
     max_pool_percent: int = 20
     accept_threshold_percent: int = 90
     cycles_per_instruction: float = 0.6
@@ -82,6 +97,7 @@ class KernelConfig:
             ("swap_pte_batch", self.swap_pte_batch, 1, 512),
             ("cluster_slots", self.cluster_slots, 1, 1 << 20),
             ("zsmalloc_chain", self.zsmalloc_chain, 1, 64),
+            ("resched_ns", self.resched_ns, 1, 10**12),
             ("max_pool_percent", self.max_pool_percent, 1, 100),
             ("accept_threshold_percent", self.accept_threshold_percent, 1, 100),
             ("cycles_per_instruction", self.cycles_per_instruction, 0.01, 100),
@@ -99,6 +115,15 @@ class KernelConfig:
             ("swap_cache", self.swap_cache, ("xarray", "table")),
             ("zsmalloc_lock", self.zsmalloc_lock, ("pool", "migrate_lock", "class")),
             ("list_lru_lock", self.list_lru_lock, ("node", "memcg")),
+            ("rstat_lock", self.rstat_lock, ("spinlock", "mutex")),
+            ("rstat_lock_drop", self.rstat_lock_drop, ("resched", "contended", "every_cpu")),
+            ("flush_scope", self.flush_scope, ("tree", "subtree")),
+            ("flush_threshold", self.flush_threshold, ("global", "memcg")),
+            ("concurrent_flush", self.concurrent_flush, ("serialise", "skip")),
+            *(
+                (f"flush_sites.{site}", how, ("sync", "ratelimited", "forced"))
+                for site, how in self.flush_sites.items()
+            ),
         ]
         for key, choice, allowed in choices:
             if choice not in allowed:

@@ -1,9 +1,23 @@
-"""Charging (mm/memcontrol.c, mm/page_counter.c): per-CPU stocks in front of hierarchical atomic counters."""
+"""mm/memcontrol.c and mm/page_counter.c: charging, and when statistics are flushed."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zexp.errors import ConfigError, near
 from zexp.kernel.builder import KernelBuilder
-from zexp.program import IntLike
+from zexp.program import IntLike, Value
+
+if TYPE_CHECKING:
+    from zexp.kernel.policy import FlushStrategy
+    from zexp.kernel.rstat import Rstat
+    from zexp.program import Body
+
+FLUSH_TIME_NS = 2_000_000_000
+"""Period of the periodic flusher."""
+MEMCG_CHARGE_BATCH = 64
 
 
 class MemControl:
@@ -55,3 +69,78 @@ class MemControl:
                     k.atomic_add(self.root_memory, -1)
                 bytes_.set(bytes_ - 4096)
             k.store(self.stocks[k.cpu], bytes_)
+
+
+class VmStats:
+    """The statistics of all cgroups: how stale they are, who flushes them and when.
+
+    How many updates wait in a cgroup is their rate times the time since its last flush: thresholds are in the tens of
+    thousands, where Poisson noise is under 1 %.
+    """
+
+    def __init__(self, k: KernelBuilder, rstat: Rstat, strategy: FlushStrategy) -> None:
+        self.rstat, self.strategy = rstat, strategy
+        rates = np.maximum(np.rint(rstat.tree.updates_per_s), 0).astype(np.int64)
+        self.updates_per_s = k.bookkeeping("updates/s of subtree", len(rates), rates)
+        self.ongoing = k.var("stats_flush_ongoing")
+        unknown = [site for site in strategy.sites if site not in k.config.flush_sites]
+        if unknown:
+            raise ConfigError("policy.flush.sites", unknown[0], near(unknown[0], k.config.flush_sites))
+        strategy.setup(k, self)
+
+    def flush_at(self, k: KernelBuilder, site: str, memcg: IntLike) -> None:
+        """What the call site ``site`` does before it reads the statistics of ``memcg``."""
+        if site in self.strategy.sites:
+            self.strategy.flush(k, self, memcg)
+            return
+        how = {
+            "sync": self.mem_cgroup_flush_stats,
+            "ratelimited": self.mem_cgroup_flush_stats_ratelimited,
+            "forced": self.do_flush_stats,
+        }
+        how[k.config.flush_sites[site]](k, memcg)
+
+    def pending_updates(self, k: KernelBuilder, memcg: IntLike) -> Value:
+        """Updates in a subtree since it was flushed last."""
+        age = k.now_ns() - self.rstat.last_flush(k, memcg)
+        return k.load(self.updates_per_s[memcg]) * (age // 1000) // 1_000_000
+
+    def memcg_vmstats_needs_flush(self, k: KernelBuilder, memcg: IntLike) -> Value:
+        """1 if more than 64 updates a CPU wait in the cgroup (before 6.8: in the whole tree)."""
+        whose = memcg if k.config.flush_threshold == "memcg" else 0
+        return self.pending_updates(k, whose) > MEMCG_CHARGE_BATCH * k.machine.cpus
+
+    def mem_cgroup_flush_stats(self, k: KernelBuilder, memcg: IntLike) -> None:
+        """Flush a cgroup's subtree if enough has happened in it."""
+        with k.fn("mem_cgroup_flush_stats"), k.if_(self.memcg_vmstats_needs_flush(k, memcg)):
+            self.do_flush_stats(k, memcg)
+
+    def mem_cgroup_flush_stats_ratelimited(self, k: KernelBuilder, memcg: IntLike) -> None:
+        """The same, but only if the periodic flusher is a full cycle late: no root flush for two periods."""
+        with k.fn("mem_cgroup_flush_stats_ratelimited"):
+            late = k.now_ns() - k.load(self.rstat.flushed[0]) > 2 * FLUSH_TIME_NS
+            with k.if_(late):
+                self.mem_cgroup_flush_stats(k, memcg)
+
+    def do_flush_stats(self, k: KernelBuilder, memcg: IntLike) -> None:
+        """Flush without asking; where versions skip when another flush is under way, skip."""
+        whose = memcg if k.config.flush_scope == "subtree" else 0
+        if k.config.concurrent_flush == "serialise":
+            self.rstat.cgroup_rstat_flush(k, whose)
+            return
+        with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
+            self.rstat.cgroup_rstat_flush(k, whose)
+            k.store(self.ongoing, 0)
+        with k.else_():
+            k.count("rstat/skipped")
+
+    def flush_memcg_stats_dwork(self, k: KernelBuilder, late_ns: int) -> Body:
+        """The periodic flusher, a deferrable worker: ``late_ns`` after it is due, it flushes the root."""
+        with (
+            k.thread("kworker/flush_memcg_stats", daemon=True) as thread,
+            k.func("flush_memcg_stats_dwork"),
+            k.for_range(1 << 62),
+        ):
+            k.sleep_ns(FLUSH_TIME_NS + late_ns)
+            self.rstat.cgroup_rstat_flush(k, 0)
+        return thread

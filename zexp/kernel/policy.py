@@ -1,33 +1,42 @@
-"""What a pool-size accounting policy implements."""
+"""What policies implement: pool-size accounting and the flushing of statistics."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zexp.kernel.builder import KernelBuilder
+    from zexp.kernel.memcontrol import VmStats
     from zexp.kernel.zsmalloc import Pool
     from zexp.kernel.zswap import Zswap
-    from zexp.program import Value
+    from zexp.program import IntLike, Value
 
 
 @dataclass
-class PoolAccounting(ABC):
-    """How zswap knows the size of its pool.
+class Policy(ABC):  # noqa: B024 - its kinds have the abstract methods
+    """What all kinds of policies have in common.
 
-    Subclass it as a dataclass. ``name`` is the Hydra choice ``policy/accounting=NAME``; every further field is a
-    parameter ``policy.accounting.FIELD`` (give it a type, a default and ``metadata={"help": ...}``; check values in
+    Subclass a kind as a dataclass. ``name`` is the Hydra choice ``policy/GROUP=NAME``; every further field is a
+    parameter ``policy.GROUP.FIELD`` (give it a type, a default and ``metadata={"help": ...}``; check values in
     ``validate``). The methods *stage* code: they are called once for every place the kernel calls them from, and what
-    they emit runs there. ``setup`` comes first. The ``k.fn``/``k.func`` frames a method opens are what the run reports
-    as accounting.
+    they emit runs there. ``setup`` comes first.
     """
 
     name: str = "?"
 
     def validate(self) -> None:
         """Raise ``ValueError`` for a parameter out of range."""
+
+
+@dataclass
+class PoolAccounting(Policy):
+    """How zswap knows the size of its pool (``policy/accounting``).
+
+    The ``k.fn``/``k.func`` frames a method opens are what the run reports as accounting.
+    """
 
     def setup(self, k: KernelBuilder, zswap: Zswap) -> None:
         """Declare variables. Entries may exist already: ``zswap.zsmalloc.initial_pages`` pages of them."""
@@ -47,3 +56,35 @@ class PoolAccounting(ABC):
     @abstractmethod
     def total_pages(self, k: KernelBuilder, zswap: Zswap) -> Value:
         """The size of the pool in pages, for the limit check of every store, the shrinker and /proc/meminfo."""
+
+
+@dataclass
+class FlushStrategy(Policy):
+    """Whether and when statistics are flushed where the kernel is about to read them (``policy/flush``)."""
+
+    sites: list[str] = field(
+        default_factory=lambda: ["zswap_shrinker_count"],
+        metadata={"help": "call sites it decides for; the others do as the kernel's flush_sites say"},
+    )
+
+    def setup(self, k: KernelBuilder, stats: VmStats) -> None:
+        """Declare variables."""
+
+    @abstractmethod
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """In place of the site's own flush: bring the statistics of ``memcg``'s subtree up to date, or don't."""
+
+
+@dataclass
+class Policies:
+    """One policy of each kind."""
+
+    accounting: PoolAccounting
+    flush: FlushStrategy
+
+    def __iter__(self) -> Iterator[Policy]:
+        return iter((self.accounting, self.flush))
+
+
+KINDS: dict[str, type[Policy]] = {"accounting": PoolAccounting, "flush": FlushStrategy}
+"""By configuration group."""

@@ -142,7 +142,7 @@ class Builder(Declarations, ControlFlow):
         return self._result(Op.RAND_EXP, self._reg(mean))
 
     def line_read(self, writer: IntLike, times: IntLike = 1) -> None:
-        """Dependent reads of lines that CPU ``writer`` wrote last: one line transfer each (none from the CPU itself)."""
+        """Dependent reads of lines that CPU ``writer`` wrote last: one line transfer each, none from the CPU itself."""
         self._emit(Op.LINES, self._reg(writer), self._reg(times))
 
     def bits(self, value: IntLike) -> Value:

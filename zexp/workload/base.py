@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zexp.errors import ConfigError
-from zexp.kernel import PAGE_BYTES, KernelBuilder, KernelConfig, Mm, Owner, PoolAccounting
+from zexp.kernel import PAGE_BYTES, KernelBuilder, KernelConfig, Mm, Owner, Policies, PoolAccounting
 from zexp.program import Body, Ref, Value
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Workload(ABC):
             )
 
     @abstractmethod
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Declare the memory, emit the code and spawn the threads."""
 
     # ---- pieces that several workloads are made of ---------------------------------------------------------------

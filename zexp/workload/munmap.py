@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zexp.errors import ConfigError
-from zexp.kernel import PAGE_BYTES, KernelBuilder, PoolAccounting
+from zexp.kernel import PAGE_BYTES, KernelBuilder, Policies
 from zexp.workload.base import (
     Load,
     Region,
@@ -41,7 +41,7 @@ class Munmap(Workload):
         pages = parse_bytes("workload.total_size", self.total_size) // PAGE_BYTES
         return "workload.total_size", self.total_size, pages
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Every process unmaps its share."""
         key, value, pages = self.pages()
         if pages < self.processes:
@@ -49,6 +49,6 @@ class Munmap(Workload):
         self.check_fits(k.machine, k.config, key, value, pages)
         cpus = place(k.machine, self.placement, self.processes, "workload.processes")
         region = Region("munmap", self.processes, pages)
-        mm = build_mm(k, self, accounting, [(region, True)], dynamic=False)
+        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=False)
         self.spawn(k, munmap_code(k, mm, self), region, cpus)
         return emptying(mm, pages, "munmap")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zexp.errors import ConfigError
-from zexp.kernel import PAGE_BYTES, KernelBuilder, Mm, Owner, PoolAccounting
+from zexp.kernel import PAGE_BYTES, KernelBuilder, Mm, Owner, Policies
 from zexp.program import Body
 from zexp.workload.base import (
     Load,
@@ -40,13 +40,13 @@ class SwapIn(Workload):
     size: str = "256MiB"
     """Memory of each process."""
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Every process touches its pages in order."""
         at_least("processes", self.processes, 1)
         pages = _pages("size", self.size) * self.processes
         self.check_fits(k.machine, k.config, "workload.size", self.size, pages)
         region = Region("swapin", self.processes, pages)
-        mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
+        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=True)
         self.spawn(
             k, swapin_code(k, mm, self), region, place(k.machine, self.placement, self.processes, "workload.processes")
         )
@@ -63,13 +63,13 @@ class SwapOff(Workload):
     size: str = "64MiB"
     """Memory of each process."""
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """try_to_unuse goes from process to process."""
         at_least("processes", self.processes, 1)
         pages = _pages("size", self.size) * self.processes
         self.check_fits(k.machine, k.config, "workload.size", self.size, pages)
         region = Region("swapoff", self.processes, pages)
-        mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
+        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=True)
         each = pages // self.processes
         nodes = [
             k.machine.node_of[cpu] for cpu in place(k.machine, self.placement, min(self.processes, k.machine.cpus), "")
@@ -100,7 +100,7 @@ class Store(Workload):
     """How full the pool is at the start, in percent of max_pool_percent, with pages nobody touches."""
     shrink_worker: bool = True
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Every process is swapped out, page by page."""
         at_least("processes", self.processes, 1)
         if not 0 <= self.pool_fill_percent <= 100:
@@ -110,7 +110,9 @@ class Store(Workload):
         cpus = place(k.machine, self.placement, self.processes + self.shrink_worker, key)
         self.check_fits(k.machine, k.config, "workload.size", self.size, 0)
         region = Region("store", self.processes, pages)
-        mm = build_mm(k, self, accounting, [(region, False)], dynamic=True, pool_fill_percent=self.pool_fill_percent)
+        mm = build_mm(
+            k, self, policies.accounting, [(region, False)], dynamic=True, pool_fill_percent=self.pool_fill_percent
+        )
         self.spawn(k, store_code(k, mm, self), region, cpus)
         if self.shrink_worker:
             k.spawn(shrink_worker_code(k, mm, self, region), cpus.pop(0))
@@ -127,14 +129,14 @@ class MeminfoReader(Workload):
     """By each reader."""
     period_ns: int = 1_000_000
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Every reader reads, and sleeps a period."""
         for field, low in (("readers", 1), ("reads", 1), ("period_ns", 0)):
             at_least(field, getattr(self, field), low)
         cpus = place(k.machine, self.placement, self.readers, "workload.readers")
         region = Region("stored", 1, 4096)
         self.check_fits(k.machine, k.config, "machine.memory_gib", k.machine.memory_bytes / (1 << 30), region.pages)
-        mm = build_mm(k, self, accounting, [(region, True)], dynamic=True)
+        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=True)
         reader = meminfo_code(k, mm, self.period_ns, self.reads)
         for cpu in cpus:
             k.spawn(reader, cpu)
@@ -160,7 +162,7 @@ class Mixed(Workload):
     period_ns: int = 10_000
     """Pause between two reads of /proc/meminfo."""
 
-    def stage(self, k: KernelBuilder, accounting: PoolAccounting) -> Load:
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """All kinds start at once."""
         for field, low in (("munmap", 1), ("store", 0), ("swapin", 0), ("meminfo_readers", 0), ("period_ns", 0)):
             at_least(field, getattr(self, field), low)
@@ -173,7 +175,7 @@ class Mixed(Workload):
         self.check_fits(k.machine, k.config, "workload.size", self.size, sum(r.pages for r in used))
         threads = self.munmap + self.store + self.swapin + self.meminfo_readers
         cpus = place(k.machine, self.placement, threads, "workload.munmap + store + swapin + meminfo_readers")
-        mm = build_mm(k, self, accounting, [(r, r.comm != "store") for r in used], dynamic=True)
+        mm = build_mm(k, self, policies.accounting, [(r, r.comm != "store") for r in used], dynamic=True)
         codes = {"munmap": munmap_code, "swapin": swapin_code, "store": store_code}
         for region in used:
             self.spawn(k, codes[region.comm](k, mm, self), region, cpus)

@@ -1,0 +1,113 @@
+"""Flush now, flush rarely, or let somebody else's flush do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zexp.kernel import FlushStrategy, KernelBuilder
+from zexp.kernel.memcontrol import VmStats
+from zexp.program import IntLike
+
+
+@dataclass
+class Sync(FlushStrategy):
+    """Flush whenever the threshold is passed (zswap_shrinker_count from 6.8 to 7.2)."""
+
+    name: str = "sync"
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """mem_cgroup_flush_stats()."""
+        stats.mem_cgroup_flush_stats(k, memcg)
+
+
+@dataclass
+class RateLimited(FlushStrategy):
+    """Flush only if the periodic flusher is a full cycle late (zswap_shrinker_count from 7.3)."""
+
+    name: str = "ratelimited"
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """mem_cgroup_flush_stats_ratelimited()."""
+        stats.mem_cgroup_flush_stats_ratelimited(k, memcg)
+
+
+@dataclass
+class Never(FlushStrategy):
+    """Live with what the periodic flusher leaves."""
+
+    name: str = "never"
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """Nothing."""
+
+
+@dataclass
+class SkipIfOngoing(FlushStrategy):
+    """Flush unless another such flush is under way; then go on with stale statistics (6.5's rule)."""
+
+    name: str = "skip_if_ongoing"
+
+    def setup(self, k: KernelBuilder, stats: VmStats) -> None:
+        """One flag for the machine."""
+        self.ongoing = k.var("flush_ongoing")
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """Past the threshold, whoever sets the flag flushes."""
+        with k.func("flush_unless_ongoing"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg)):
+            with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
+                stats.do_flush_stats(k, memcg)
+                k.store(self.ongoing, 0)
+            with k.else_():
+                k.count("rstat/skipped")
+
+
+@dataclass
+class WaitIfOngoing(FlushStrategy):
+    """If another such flush is under way, wait for it, but not for long, instead of flushing again (2024 proposal)."""
+
+    name: str = "wait_if_ongoing"
+    poll_ns: int = field(default=50_000, metadata={"help": "how often to look whether it is over"})
+    patience_ns: int = field(default=100_000_000, metadata={"help": "how long to wait at most"})
+
+    def validate(self) -> None:
+        """Both times must be positive."""
+        if self.poll_ns < 1 or self.patience_ns < self.poll_ns:
+            raise ValueError("poll_ns must be 1 or more, and patience_ns at least poll_ns")
+
+    def setup(self, k: KernelBuilder, stats: VmStats) -> None:
+        """One flag for the machine."""
+        self.ongoing = k.var("flush_ongoing")
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """Past the threshold, whoever sets the flag flushes; the others sleep until it is clear."""
+        with k.func("flush_or_wait"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg)):
+            with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
+                stats.do_flush_stats(k, memcg)
+                k.store(self.ongoing, 0)
+            with k.else_():
+                k.count("rstat/waited")
+                until = k.now_ns() + self.patience_ns
+                with k.while_(lambda: (k.load(self.ongoing) == 1) & (k.now_ns() < until)):
+                    k.sleep_ns(self.poll_ns)
+
+
+@dataclass
+class MinInterval(FlushStrategy):
+    """Flush a cgroup at most every so often; who had to queue for the lock looks again before flushing."""
+
+    name: str = "min_interval"
+    interval_ns: int = field(default=50_000_000, metadata={"help": "shortest time between two flushes of a cgroup"})
+
+    def validate(self) -> None:
+        """The interval must be positive."""
+        if self.interval_ns < 1:
+            raise ValueError("interval_ns must be 1 or more")
+
+    def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
+        """Past the threshold and the interval; a flusher that waited for the lock finds the interval has begun anew."""
+
+        def due() -> IntLike:
+            return k.now_ns() - stats.rstat.last_flush(k, memcg) >= self.interval_ns
+
+        with k.func("flush_at_interval"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg) & due()):
+            stats.rstat.cgroup_rstat_flush(k, memcg, still_wanted=due)

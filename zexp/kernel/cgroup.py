@@ -1,0 +1,122 @@
+"""A tree of cgroups and how often each is updated: what rstat, memcontrol and kswapd walk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zexp.errors import ConfigError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class TreeConfig:
+    """Shape and traffic of a tree: a root, slices below it, services below them, and children of those."""
+
+    cgroups: int = 650
+    """In all, with the root."""
+    slices: int = 17
+    """Below the root. The first holds most of the others, the second fewer, and so on."""
+    fanout: int = 3
+    """Children of a service."""
+    updates_per_s: float = 2e6
+    """Calls of memcg_rstat_updated on the whole machine, shared out over its CPUs evenly."""
+    skew: float = 1.0
+    """Exponent of Zipf's law by which the traffic is shared out over the leaves; 0: evenly."""
+
+    def validate(self, key: str = "workload.tree") -> None:
+        """Raise ``ConfigError`` for a tree that cannot be."""
+        for name, low, high in (("cgroups", 1, 100_000), ("slices", 0, 100_000), ("fanout", 0, 100_000)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{key}.{name}", value, f"a whole number from {low} to {high}")
+        if self.slices > self.cgroups - 1:
+            raise ConfigError(f"{key}.slices", self.slices, f"at most {self.cgroups - 1}, the cgroups below the root")
+        if self.slices == 0 and self.cgroups > 1:
+            raise ConfigError(f"{key}.slices", self.slices, f"at least 1 to hold {self.cgroups - 1} cgroups")
+        if not 0 < self.updates_per_s <= 1e12:
+            raise ConfigError(f"{key}.updates_per_s", self.updates_per_s, "above 0, at most 1e12")
+        if not 0 <= self.skew <= 10:
+            raise ConfigError(f"{key}.skew", self.skew, "0 to 10")
+
+
+@dataclass(frozen=True, eq=False)
+class CgroupTree:
+    """Cgroups in pre-order, so that a subtree is the range from a cgroup to its ``end``. 0 is the root."""
+
+    parent: Ints
+    """-1 for the root."""
+    level: Ints
+    """0 for the root."""
+    end: Ints
+    updates_per_s: Floats
+    """In each cgroup's subtree, on all CPUs together."""
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def levels(self) -> int:
+        """Number of levels."""
+        return int(self.level.max()) + 1
+
+    def ancestors(self, cgroup: int) -> list[int]:
+        """From the cgroup itself up to the root."""
+        path = [cgroup]
+        while self.parent[path[-1]] >= 0:
+            path.append(int(self.parent[path[-1]]))
+        return path
+
+    def updated_positions(self, cpus: int, delta_ns: float) -> tuple[Floats, Floats]:
+        """Mean and variance, for each cgroup, of how many cgroups of its subtree one CPU has touched in ``delta_ns``.
+
+        A cgroup is on a CPU's list if anything in its subtree was updated there: with Poisson traffic of rate r a CPU,
+        with probability ``1 - exp(-r delta)``. The variance neglects that ancestors go with their children.
+        """
+        touched = -np.expm1(-self.updates_per_s / cpus * delta_ns * 1e-9)
+        sums = np.concatenate([[0.0], np.cumsum(touched)])
+        squares = np.concatenate([[0.0], np.cumsum(touched * (1 - touched))])
+        here = np.arange(len(self))
+        return sums[self.end] - sums[here], squares[self.end] - squares[here]
+
+
+def build_tree(config: TreeConfig) -> CgroupTree:
+    """Lay a tree out."""
+    config.validate()
+    below = config.cgroups - 1 - config.slices
+    weights = 1 / np.arange(1, config.slices + 1) ** 2 if config.slices else np.zeros(0)
+    shares = np.floor(below * weights / weights.sum()).astype(int) if config.slices else np.zeros(0, int)
+    if config.slices:
+        shares[0] += below - shares.sum()
+    parent, level = [-1], [0]
+    for members in shares.tolist():
+        slice_ = len(parent)
+        parent.append(0)
+        level.append(1)
+        service, left = -1, 0
+        for _ in range(members):
+            if left == 0:
+                service, left = len(parent), config.fanout
+                parent.append(slice_)
+                level.append(2)
+            else:
+                left -= 1
+                parent.append(service)
+                level.append(3)
+    parents, count = np.array(parent, np.int64), len(parent)
+    end = np.arange(1, count + 1)
+    for cgroup in range(count - 1, 0, -1):
+        end[parents[cgroup]] = max(end[parents[cgroup]], end[cgroup])
+    leaf = end == np.arange(1, count + 1)
+    rank = np.empty(int(leaf.sum()))
+    # which leaves are busy has nothing to do with where they stand
+    rank[np.argsort((np.arange(len(rank)) * 0x9E3779B1) & 0xFFFFFFFF, kind="stable")] = np.arange(1, len(rank) + 1)
+    own = np.zeros(count)
+    own[leaf] = rank**-config.skew
+    own *= config.updates_per_s / own.sum()
+    sums = np.concatenate([[0.0], np.cumsum(own)])
+    return CgroupTree(parents, np.array(level, np.int64), end, sums[end] - sums[np.arange(count)])
