@@ -180,7 +180,7 @@ def run(
 
 
 def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:
-    load = staged.load
+    load, seconds = staged.load, result.sim_ns / 1e9
     cpu_ps = result.profile.total_ps(load.comm)
     accounting_ps = sum(
         s.self_ps
@@ -188,7 +188,7 @@ def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:
         if s.comm == load.comm and any(s.stack[: len(p)] == p for p in staged.accounting_stacks)
     )
     metrics = {
-        "throughput/pages_per_s": load.pages / result.sim_ns * 1e9,
+        "throughput/pages_per_s": load.pages / seconds,
         "time/total_ms": result.sim_ns / 1e6,
         "time/cpu_ns_per_page": cpu_ps / PS_PER_NS / load.pages,
         "accounting/self_pct": 100 * accounting_ps / cpu_ps,
@@ -200,6 +200,9 @@ def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:
         if lock.contended:
             metrics[f"lock/{lock.name}/wait_ns_per_page"] = lock.wait_ns.total / load.pages
             metrics[f"lock/{lock.name}/contended_pct"] = 100 * lock.contended / lock.acquisitions
+            metrics[f"lock/{lock.name}/contended_per_s"] = lock.contended / seconds
+            metrics[f"lock/{lock.name}/wait_s_per_s"] = lock.wait_ns.total / 1e9 / seconds
+            metrics[f"lock/{lock.name}/acquired_per_s"] = lock.acquisitions / seconds
     for line in result.lines:
         metrics[f"line/{line.name}/transfers_per_page"] = line.transfers / load.pages
     for name, histogram in result.histograms.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from zexp.engine.sim.jit import cache_folder
 from zexp.tracking import RunEntry, Store, list_runs
 
 SMALL = ("machine=laptop", "workload.total_size=1MiB")
@@ -34,6 +35,7 @@ class Cli:
         dropped = ("ZEXP_", "HYDRA_", "MLFLOW_", "PYTHON", "COLUMNS", "FORCE_COLOR", "TERM")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         home = {"ZEXP_STORE": str(self.store), "HOME": str(self.cwd.parent / "home"), "COLUMNS": "160", "TERM": "dumb"}
+        home["NUMBA_CACHE_DIR"] = str(Path(cache_folder()).parent)  # else every new home would compile anew
         path = {"PYTHONPATH": os.pathsep.join(map(str, self.extra_path))} if self.extra_path else {}
         return {**kept, **home, **path}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from zexp.engine.sim.jit import cache_folder
 from zexp.tracking import Store, list_runs
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,13 @@ class Fresh:
     def environment(self) -> dict[str, str]:
         dropped = ("ZEXP_", "HYDRA_", "MLFLOW_", "PYTHON", "VIRTUAL_ENV")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        return {**kept, "ZEXP_STORE": str(self.store), "HOME": str(self.cwd.parent), "COLUMNS": "160"}
+        return {
+            **kept,
+            "NUMBA_CACHE_DIR": str(Path(cache_folder()).parent),
+            "ZEXP_STORE": str(self.store),
+            "HOME": str(self.cwd.parent),
+            "COLUMNS": "160",
+        }
 
     def zexp(self, *arguments: str) -> str:
         return call(self.python.with_name("zexp"), *arguments, cwd=self.cwd, env=self.environment())

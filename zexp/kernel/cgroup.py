@@ -75,13 +75,22 @@ class CgroupTree:
         """Mean and variance, for each cgroup, of how many cgroups of its subtree one CPU has touched in ``delta_ns``.
 
         A cgroup is on a CPU's list if anything in its subtree was updated there: with Poisson traffic of rate r a CPU,
-        with probability ``1 - exp(-r delta)``. The variance neglects that ancestors go with their children.
+        with probability ``1 - exp(-r delta)``. Siblings are independent of each other; an ancestor is touched whenever a
+        descendant is, so their covariance is ``P(descendant) (1 - P(ancestor))``.
         """
-        touched = -np.expm1(-self.updates_per_s / cpus * delta_ns * 1e-9)
+        touched = self.touched(cpus, delta_ns)
+        spared = np.zeros(len(self))  # sum of 1 - P over the ancestors
+        for level in range(1, self.levels):
+            (at,) = np.nonzero(self.level == level)
+            spared[at] = spared[self.parent[at]] + 1 - touched[self.parent[at]]
         sums = np.concatenate([[0.0], np.cumsum(touched)])
-        squares = np.concatenate([[0.0], np.cumsum(touched * (1 - touched))])
-        here = np.arange(len(self))
-        return sums[self.end] - sums[here], squares[self.end] - squares[here]
+        squares = np.concatenate([[0.0], np.cumsum(touched * (1 - touched + 2 * spared))])
+        mean = sums[self.end] - sums[:-1]
+        return mean, np.maximum(squares[self.end] - squares[:-1] - 2 * spared * mean, 0)
+
+    def touched(self, cpus: int, delta_ns: float) -> Floats:
+        """Probability, for each cgroup, that one CPU has touched it in ``delta_ns``."""
+        return -np.expm1(-self.updates_per_s / cpus * delta_ns * 1e-9)
 
 
 def build_tree(config: TreeConfig) -> CgroupTree:

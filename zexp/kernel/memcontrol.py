@@ -137,10 +137,10 @@ class VmStats:
     def flush_memcg_stats_dwork(self, k: KernelBuilder, late_ns: int) -> Body:
         """The periodic flusher, a deferrable worker: ``late_ns`` after it is due, it flushes the root."""
         with (
-            k.thread("kworker/flush_memcg_stats", daemon=True) as thread,
+            k.thread("kworker/flush", daemon=True) as thread,
             k.func("flush_memcg_stats_dwork"),
             k.for_range(1 << 62),
         ):
             k.sleep_ns(FLUSH_TIME_NS + late_ns)
-            self.rstat.cgroup_rstat_flush(k, 0)
+            self.do_flush_stats(k, 0)
         return thread

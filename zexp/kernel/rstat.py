@@ -2,7 +2,8 @@
 
 Updates are not simulated one by one: millions a second would be. What a flush needs of them is how many cgroups of the
 flushed subtree a CPU has touched since that CPU was flushed last, a random number whose mean and variance follow from
-the update rates (``CgroupTree.updated_positions``); it is drawn when a flush gets there. ``tests/kernel/test_rstat.py``
+the update rates (``CgroupTree.updated_positions``); it is drawn when a flush gets there: first whether it touched any,
+which is exact, then how many, as if normally distributed. ``tests/kernel/test_rstat.py``
 holds this against a simulation update by update.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zexp.kernel.builder import KernelBuilder
-from zexp.program import MUTEX, SPINLOCK_IRQ, IntLike, Local, LockKind, Value
+from zexp.program import MUTEX, SPINLOCK_IRQ, Array, IntLike, Local, LockKind, Value
 
 if TYPE_CHECKING:
     from zexp.kernel.cgroup import CgroupTree, Floats, Ints
@@ -23,14 +24,16 @@ OCTAVES = 44
 """Powers of two of ns that the tables of touched cgroups cover: to 4.9 hours."""
 FRACTION = 256
 """Touched cgroups are counted in 1/256."""
+CHANCE = 1 << 16
+"""Probabilities are in 1/65,536."""
 OVERLAPPING_READS = 4
 """Lines of another CPU's statistics that a core fetches at once; assumed, as in zsmalloc."""
 RSTAT_MUTEX = LockKind(True, "__mutex_lock", MUTEX.queue, MUTEX.spin)
 
 
-def _scaled(rows: list[Floats]) -> Ints:
-    """A row a cgroup, a column a power of two, in 1/256."""
-    return np.rint(np.array(rows).T * FRACTION).astype(np.int64)
+def _scaled(rows: list[Floats], unit: int) -> Ints:
+    """A row a cgroup, a column a power of two, in 1/``unit``."""
+    return np.rint(np.array(rows).T * unit).astype(np.int64)
 
 
 class Rstat:
@@ -45,21 +48,29 @@ class Rstat:
         """When each cgroup was flushed last by itself; see ``last_flush``."""
         self.parent = k.bookkeeping("parent of cgroup", len(tree), tree.parent)
         self.level = k.bookkeeping("level of cgroup", len(tree), tree.level)
-        mean, deviation = self._tables(cpus)
+        chance, mean, deviation = self._tables(cpus)
+        self.chance = k.bookkeeping("chance of a touched cgroup", chance.size, chance.ravel())
         self.mean = k.bookkeeping("mean of touched cgroups", mean.size, mean.ravel())
         self.deviation = k.bookkeeping("deviation of touched cgroups", deviation.size, deviation.ravel())
         # per CPU and cgroup: the vmstats' 16 lines, and 8 of each node's lruvec
         self.lines = -(-(16 + 8 * k.machine.nodes) // OVERLAPPING_READS)
         self.items = 65 + 31 * k.machine.nodes
 
-    def _tables(self, cpus: int) -> tuple[Ints, Ints]:
-        """By cgroup and power of two of the time since the last flush, in 1/256."""
-        means, deviations = [], []
+    def _tables(self, cpus: int) -> tuple[Ints, Ints, Ints]:
+        """By cgroup and power of two of the time since the last flush.
+
+        The chance that any of the subtree was touched, and if so, mean and deviation of how many.
+        """
+        chances, means, deviations = [], [], []
         for octave in range(OCTAVES):
             mean, variance = self.tree.updated_positions(cpus, float(1 << octave))
-            means.append(mean)
-            deviations.append(np.sqrt(variance))
-        return _scaled(means), _scaled(deviations)
+            chance = self.tree.touched(cpus, float(1 << octave))
+            some = np.maximum(chance, 1e-9)
+            of_some = np.maximum(mean / some, 1)
+            chances.append(chance)
+            means.append(of_some)
+            deviations.append(np.sqrt(np.maximum((variance + mean * mean) / some - of_some * of_some, 0)))
+        return _scaled(chances, CHANCE), _scaled(means, FRACTION), _scaled(deviations, FRACTION)
 
     def last_flush(self, k: KernelBuilder, cgroup: IntLike) -> Value:
         """When a cgroup's statistics were last brought up to date: by its own flush or by an ancestor's; ns."""
@@ -77,15 +88,17 @@ class Rstat:
         rest = ((since_ns - (1 << low)) * FRACTION) >> low  # where in the octave, in 1/256
         rest = k.minimum(k.maximum(rest, 0), FRACTION)
 
-        def between(table: str) -> Value:
-            array = self.mean if table == "mean" else self.deviation
-            first = k.load(array[row])
-            return first + (((k.load(array[row + 1]) - first) * rest) >> 8)
+        def between(table: Array) -> Value:
+            first = k.load(table[row])
+            return first + (((k.load(table[row + 1]) - first) * rest) >> 8)
 
-        # the sum of three uniform numbers is nearly normal; its standard deviation is half of 65,536
-        noise = k.rand_int(65536) + k.rand_int(65536) + k.rand_int(65536) - 98304
-        drawn = between("mean") + ((between("deviation") * noise) >> 15)
-        return k.maximum((drawn + k.rand_int(FRACTION)) >> 8, 0)
+        number = k.local(0)
+        with k.if_(k.rand_int(CHANCE) < between(self.chance)):
+            # the sum of three uniform numbers is nearly normal; its standard deviation is half of 65,536
+            noise = k.rand_int(65536) + k.rand_int(65536) + k.rand_int(65536) - 98304
+            drawn = between(self.mean) + ((between(self.deviation) * noise) >> 15)
+            number.set(k.maximum((drawn + k.rand_int(FRACTION)) >> 8, 1))
+        return number
 
     def cgroup_rstat_flush(
         self, k: KernelBuilder, cgroup: IntLike, still_wanted: Callable[[], IntLike] | None = None

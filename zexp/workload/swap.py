@@ -195,7 +195,7 @@ def shrink_worker_code(k: KernelBuilder, mm: Mm, workload: Workload, region: Reg
     shares = region.shares()
     oldest = k.bookkeeping("oldest slot", len(shares), [first for first, _, _ in shares])
     firsts = k.bookkeeping("first slot", len(shares), [first for first, _, _ in shares])
-    with k.thread("kworker/zswap-shrink", daemon=True) as thread:
+    with k.thread("kworker/shrink", daemon=True) as thread:
         zswap = mm.zswap
         with k.func("shrink_worker"), k.for_range(1 << 62):
             k.wait_event(mm.shrink_wait, lambda: k.load(zswap.reached_full) == 1)
