@@ -49,6 +49,12 @@ class Experiment:
     origins: tuple[str, ...]
     """The plugin of each policy."""
 
+    @property
+    def policy(self) -> Policy:
+        """The policy this is about: that of the kind that governs the workload."""
+        chosen: Policy = getattr(self.policies, self.workload.governed_by)
+        return chosen
+
     def digest(self) -> str:
         """A hash of all that decides the result: two runs with one digest are the same run."""
         deciding = {k: v for k, v in self.config.items() if k in ("kernel", "workload", "policy", "engine", "seed")}

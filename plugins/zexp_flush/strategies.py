@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from zexp.kernel import FlushStrategy, KernelBuilder
 from zexp.kernel.memcontrol import VmStats
-from zexp.program import IntLike
+from zexp.program import IntLike, Value
 
 
 @dataclass
@@ -103,11 +103,22 @@ class MinInterval(FlushStrategy):
         if self.interval_ns < 1:
             raise ValueError("interval_ns must be 1 or more")
 
+    def setup(self, k: KernelBuilder, stats: VmStats) -> None:
+        """When a flush of each cgroup began: where the lock is dropped between CPUs, others come in before it ends."""
+        self.began = k.bookkeeping("cgroup's last flush began, ns", len(stats.rstat.tree))
+
     def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
         """Past the threshold and the interval; a flusher that waited for the lock finds the interval has begun anew."""
 
-        def due() -> IntLike:
-            return k.now_ns() - stats.rstat.last_flush(k, memcg) >= self.interval_ns
+        def due() -> Value:
+            latest = k.maximum(stats.rstat.last_flush(k, memcg), k.load(self.began[memcg]))
+            return k.now_ns() - latest >= self.interval_ns
+
+        def begin() -> Value:
+            wanted = due()
+            with k.if_(wanted):
+                k.store(self.began[memcg], k.now_ns())
+            return wanted
 
         with k.func("flush_at_interval"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg) & due()):
-            stats.rstat.cgroup_rstat_flush(k, memcg, still_wanted=due)
+            stats.rstat.cgroup_rstat_flush(k, memcg, still_wanted=begin)

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     text_width = max(len(line.text) + 2 * line.depth for line in lines)
     cost_width = max(len(line.cost) for line in lines)
     out = sys.stdout
-    out.write(f"{exp.policies.accounting.name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}\n")
+    out.write(f"{exp.workload.name} under {exp.policy.name} on {exp.machine.name}, {exp.kernel.name}\n")
     out.write(f"program {staged.program.digest()[:16]}, {len(staged.program.code)} instructions\n")
     out.write("cost: on a line the CPU has; shared lines and contended locks cost more, as the run finds out\n")
     comm = None

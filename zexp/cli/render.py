@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zexp.result.published import Outcome, compare, compare_times
+from zexp.workload import WORKLOADS
 
 MAX_ROWS = 16
 
@@ -15,6 +16,12 @@ MAX_ROWS = 16
 def plain_table(title: str) -> Table:
     """A table without lines, narrow enough for 80 columns."""
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def unit(run: Outcome) -> str:
+    """What a run's figures are per."""
+    workload = WORKLOADS.get(str(run.at("workload.name")))
+    return workload.unit if workload is not None else "page"
 
 
 def run_tables(console: Console, run: Outcome, title: str) -> None:
@@ -25,7 +32,7 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
     if len(comms) > 1:
         table.add_column("comm", no_wrap=True)
     table.add_column("symbol", no_wrap=True, min_width=28)
-    for column in ("self %", "child %", "ns/page"):
+    for column in ("self %", "child %", f"ns/{unit(run)}"):
         table.add_column(column, justify="right", no_wrap=True)
     if published:
         for column in ("publ. %", "error", ""):
@@ -46,14 +53,16 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
             table.add_row(*cells, comparison.figure, "absent", "", "", "absent", "0.00", "predicted", style="dim")
     console.print(table)
     if run.profile:
-        console.print(f"100 % is the {run.profile[0]['base']}", style="dim")
+        base = run.profile[0]["base"] if len(comms) == 1 else "CPU time of the row's comm"
+        console.print(f"100 % is the {base}", style="dim")
 
 
 def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: str) -> None:
     """All runs of a sweep side by side, and the ratios of times that were published."""
     table = plain_table("comparison")
     table.add_column("run", no_wrap=True)
-    for column in ("time ms", "ns/page", "accounting %", "lock wait ns/page", "transfers /page", "Mpages/s"):
+    per = unit(runs[0][1])
+    for column in ("time ms", f"ns/{per}", "accounting %", f"lock wait ns/{per}", f"transfers /{per}", f"M{per}s/s"):
         table.add_column(column, justify="right")
     for name, run in runs:
         m = run.metrics

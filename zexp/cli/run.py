@@ -101,7 +101,7 @@ def _name(exp: experiment.Experiment, overrides: list[str]) -> str:
         key, _, value = override.partition("=")
         if key in swept:
             parts.append(value if "/" in key else f"{key.rpartition('.')[2]}={value}")
-    return " ".join(parts) or f"{exp.name} {exp.policies.accounting.name}"
+    return " ".join(parts) or f"{exp.name} {exp.policy.name}"
 
 
 def _hydra_version() -> tuple[int, int]:
@@ -184,7 +184,7 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
 def _notes(exp: experiment.Experiment) -> str:
     """The run's description in MLflow."""
     lines = [
-        f"**{exp.policies.accounting.name}** accounting, **{exp.policies.flush.name}** flush; {exp.workload.name} on "
+        f"**{exp.policy.name}** {exp.workload.governed_by}; {exp.workload.name} on "
         f"{exp.machine.name} ({exp.machine.description}), {exp.kernel.description}."
     ]
     if exp.published.source:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zexp.errors import ConfigError, near
 from zexp.program import Builder
 from zexp.program.errors import hide
+from zexp.program.program import call_stack
 
 if TYPE_CHECKING:
     from zexp.kernel.config import KernelConfig
@@ -61,17 +62,6 @@ class KernelBuilder(Builder):
         """Whatever is staged inside is pool-size accounting, and counted as such in the run's metrics."""
         outer, known = self._frame, len(self.frames)
         yield
-        for frame in self._frames_since(known):
+        for frame in range(known, len(self.frames)):
             if self.frames[frame].parent == outer:
-                self.accounting_stacks.add(self.stack(frame))
-
-    def _frames_since(self, known: int) -> range:
-        return range(known, len(self.frames))
-
-    def stack(self, frame: int) -> tuple[str, ...]:
-        """The call stack of a frame, outermost first."""
-        symbols: list[str] = []
-        while frame > 0:
-            symbols.append(self.frames[frame].symbol)
-            frame = self.frames[frame].parent
-        return tuple(reversed(symbols))
+                self.accounting_stacks.add(call_stack(self.frames, frame))

@@ -27,10 +27,17 @@ class TreeConfig:
     """Calls of memcg_rstat_updated on the whole machine, shared out over its CPUs evenly."""
     skew: float = 1.0
     """Exponent of Zipf's law by which the traffic is shared out over the leaves; 0: evenly."""
+    cpus_per_leaf: int = 0
+    """On how many CPUs, any of them, the tasks of a leaf run; 0: on all."""
 
     def validate(self, key: str = "workload.tree") -> None:
         """Raise ``ConfigError`` for a tree that cannot be."""
-        for name, low, high in (("cgroups", 1, 100_000), ("slices", 0, 100_000), ("fanout", 0, 100_000)):
+        for name, low, high in (
+            ("cgroups", 1, 100_000),
+            ("slices", 0, 100_000),
+            ("fanout", 0, 100_000),
+            ("cpus_per_leaf", 0, 1 << 20),
+        ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"{key}.{name}", value, f"a whole number from {low} to {high}")
@@ -38,8 +45,8 @@ class TreeConfig:
             raise ConfigError(f"{key}.slices", self.slices, f"at most {self.cgroups - 1}, the cgroups below the root")
         if self.slices == 0 and self.cgroups > 1:
             raise ConfigError(f"{key}.slices", self.slices, f"at least 1 to hold {self.cgroups - 1} cgroups")
-        if not 0 < self.updates_per_s <= 1e12:
-            raise ConfigError(f"{key}.updates_per_s", self.updates_per_s, "above 0, at most 1e12")
+        if not 0 < self.updates_per_s <= 1e10:
+            raise ConfigError(f"{key}.updates_per_s", self.updates_per_s, "above 0, at most 1e10")
         if not 0 <= self.skew <= 10:
             raise ConfigError(f"{key}.skew", self.skew, "0 to 10")
 
@@ -55,6 +62,8 @@ class CgroupTree:
     end: Ints
     updates_per_s: Floats
     """In each cgroup's subtree, on all CPUs together."""
+    cpus_per_leaf: int
+    """0: all."""
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -74,9 +83,8 @@ class CgroupTree:
     def updated_positions(self, cpus: int, delta_ns: float) -> tuple[Floats, Floats]:
         """Mean and variance, for each cgroup, of how many cgroups of its subtree one CPU has touched in ``delta_ns``.
 
-        A cgroup is on a CPU's list if anything in its subtree was updated there: with Poisson traffic of rate r a CPU,
-        with probability ``1 - exp(-r delta)``. Siblings are independent of each other; an ancestor is touched whenever a
-        descendant is, so their covariance is ``P(descendant) (1 - P(ancestor))``.
+        Leaves are independent of each other. An ancestor is touched whenever a descendant is, so their covariance is
+        ``P(descendant) (1 - P(ancestor))``.
         """
         touched = self.touched(cpus, delta_ns)
         spared = np.zeros(len(self))  # sum of 1 - P over the ancestors
@@ -89,8 +97,19 @@ class CgroupTree:
         return mean, np.maximum(squares[self.end] - squares[:-1] - 2 * spared * mean, 0)
 
     def touched(self, cpus: int, delta_ns: float) -> Floats:
-        """Probability, for each cgroup, that one CPU has touched it in ``delta_ns``."""
-        return -np.expm1(-self.updates_per_s / cpus * delta_ns * 1e-9)
+        """Probability, for each cgroup, that one CPU has touched it in ``delta_ns``.
+
+        A leaf is touched if the CPU is one of those its tasks run on and something happened there; any other cgroup if
+        one of its leaves is.
+        """
+        used = min(self.cpus_per_leaf or cpus, cpus)
+        leaf = self.end == np.arange(1, len(self) + 1)
+        alone = used / cpus * -np.expm1(-self.updates_per_s / used * delta_ns * 1e-9)
+        with np.errstate(divide="ignore"):
+            spared = np.where(leaf, np.log1p(-np.minimum(alone, 1)), 0.0)
+        spared[np.isinf(spared)] = -1e3  # surely touched; sums must stay finite
+        sums = np.concatenate([[0.0], np.cumsum(spared)])
+        return np.where(leaf, alone, -np.expm1(sums[self.end] - sums[:-1]))
 
 
 def build_tree(config: TreeConfig) -> CgroupTree:
@@ -128,4 +147,5 @@ def build_tree(config: TreeConfig) -> CgroupTree:
     own[leaf] = rank**-config.skew
     own *= config.updates_per_s / own.sum()
     sums = np.concatenate([[0.0], np.cumsum(own)])
-    return CgroupTree(parents, np.array(level, np.int64), end, sums[end] - sums[np.arange(count)])
+    rates = sums[end] - sums[np.arange(count)]
+    return CgroupTree(parents, np.array(level, np.int64), end, rates, config.cpus_per_leaf)

@@ -68,8 +68,9 @@ class KernelConfig:
     rstat_lock: str = "spinlock"
     """``spinlock``, or ``mutex`` with optimistic spinning (never merged; run in production by Cloudflare)."""
     rstat_lock_drop: str = "contended"
-    """When a flush drops its lock between two CPUs: only if the scheduler wants the CPU (``resched``), also if somebody
-    waits for it (``contended``, a preemptible kernel), or after ``every_cpu`` (6.15 on, and stable backports)."""
+    """When a flush drops its lock between two CPUs: ``never`` (memcg flushes of 6.1), if the scheduler wants the CPU
+    (``resched``), if somebody waits for it (``contended``, preemptible kernels), or after ``every_cpu`` (6.15 on, and
+    stable backports)."""
     resched_ns: int = 3_000_000
     """How long a flush runs until the scheduler wants its CPU; a time slice, assumed."""
     flush_scope: str = "subtree"
@@ -116,7 +117,7 @@ class KernelConfig:
             ("zsmalloc_lock", self.zsmalloc_lock, ("pool", "migrate_lock", "class")),
             ("list_lru_lock", self.list_lru_lock, ("node", "memcg")),
             ("rstat_lock", self.rstat_lock, ("spinlock", "mutex")),
-            ("rstat_lock_drop", self.rstat_lock_drop, ("resched", "contended", "every_cpu")),
+            ("rstat_lock_drop", self.rstat_lock_drop, ("never", "resched", "contended", "every_cpu")),
             ("flush_scope", self.flush_scope, ("tree", "subtree")),
             ("flush_threshold", self.flush_threshold, ("global", "memcg")),
             ("concurrent_flush", self.concurrent_flush, ("serialise", "skip")),

@@ -83,6 +83,8 @@ class VmStats:
         rates = np.maximum(np.rint(rstat.tree.updates_per_s), 0).astype(np.int64)
         self.updates_per_s = k.bookkeeping("updates/s of subtree", len(rates), rates)
         self.ongoing = k.var("stats_flush_ongoing")
+        self.flush_last_time = k.var("flush_last_time")
+        """When the last root flush began, ns."""
         unknown = [site for site in strategy.sites if site not in k.config.flush_sites]
         if unknown:
             raise ConfigError("policy.flush.sites", unknown[0], near(unknown[0], k.config.flush_sites))
@@ -118,7 +120,7 @@ class VmStats:
     def mem_cgroup_flush_stats_ratelimited(self, k: KernelBuilder, memcg: IntLike) -> None:
         """The same, but only if the periodic flusher is a full cycle late: no root flush for two periods."""
         with k.fn("mem_cgroup_flush_stats_ratelimited"):
-            late = k.now_ns() - k.load(self.rstat.flushed[0]) > 2 * FLUSH_TIME_NS
+            late = k.now_ns() - k.load(self.flush_last_time) > 2 * FLUSH_TIME_NS
             with k.if_(late):
                 self.mem_cgroup_flush_stats(k, memcg)
 
@@ -126,13 +128,21 @@ class VmStats:
         """Flush without asking; where versions skip when another flush is under way, skip."""
         whose = memcg if k.config.flush_scope == "subtree" else 0
         if k.config.concurrent_flush == "serialise":
-            self.rstat.cgroup_rstat_flush(k, whose)
+            self._flush(k, whose)
             return
         with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
-            self.rstat.cgroup_rstat_flush(k, whose)
+            self._flush(k, whose)
             k.store(self.ongoing, 0)
         with k.else_():
             k.count("rstat/skipped")
+
+    def _flush(self, k: KernelBuilder, memcg: IntLike) -> None:
+        if isinstance(memcg, Value):
+            with k.if_(memcg == 0):
+                k.store(self.flush_last_time, k.now_ns())
+        elif memcg == 0:
+            k.store(self.flush_last_time, k.now_ns())
+        self.rstat.cgroup_rstat_flush(k, memcg)
 
     def flush_memcg_stats_dwork(self, k: KernelBuilder, late_ns: int) -> Body:
         """The periodic flusher, a deferrable worker: ``late_ns`` after it is due, it flushes the root."""

@@ -111,17 +111,16 @@ class Rstat:
         with k.fn("cgroup_rstat_flush"), k.fn("cgroup_rstat_flush_locked"):
             self._take(k)
             if still_wanted is None:
-                self._flush_all(k, cgroup)
+                self._flush_all(k, cgroup, began)
             else:
                 with k.if_(still_wanted()):
-                    self._flush_all(k, cgroup)
+                    self._flush_all(k, cgroup, began)
                 with k.else_():
                     k.count("rstat/not_wanted_any_more")
             k.release(self.lock)
-        self._observe(k, cgroup, k.now_ns() - began)
 
-    def _flush_all(self, k: KernelBuilder, cgroup: IntLike) -> None:
-        """With the lock held: what every possible CPU has touched."""
+    def _flush_all(self, k: KernelBuilder, cgroup: IntLike, began: Value) -> None:
+        """With the lock held: what every possible CPU has touched. ``began`` is before the lock was taken."""
         taken = k.local(k.now_ns())
         with k.for_range(k.machine.cpus) as cpu:
             with k.fn("cgroup_rstat_updated_list"):
@@ -135,6 +134,7 @@ class Rstat:
             self._between_cpus(k, cpu, taken)
         k.store(self.flushed[cgroup], k.now_ns())
         k.count("rstat/flushes")
+        self._observe(k, cgroup, k.now_ns() - began)
 
     def _cpu_flushed(self, k: KernelBuilder, cgroup: IntLike, cpu: Value) -> Value:
         """When a CPU's part of a subtree was flushed last: with the root, or with the subtree itself."""
@@ -161,6 +161,8 @@ class Rstat:
     def _between_cpus(self, k: KernelBuilder, cpu: Value, taken: Local) -> None:
         """Drop the lock and take it again where this version does, but not after the last CPU."""
         drop = k.config.rstat_lock_drop
+        if drop == "never":
+            return
         wanted = cpu < k.machine.cpus - 1
         if drop == "contended":
             wanted = wanted & k.is_contended(self.lock)

@@ -23,6 +23,14 @@ class Frame:
     symbol: str
 
 
+def call_stack(frames: Sequence[Frame], frame: int) -> tuple[str, ...]:
+    """The symbols from the outermost function to a call-tree node; node 0 is time outside all functions."""
+    symbols = [frames[frame].symbol]
+    while (frame := frames[frame].parent) > 0:
+        symbols.append(frames[frame].symbol)
+    return tuple(reversed(symbols))
+
+
 @dataclass(frozen=True, eq=False)
 class ThreadInfo:
     """A thread to start: one a CPU."""
@@ -110,12 +118,7 @@ class Program:
 
     def stack(self, frame: int) -> tuple[str, ...]:
         """The call stack of a call-tree node, outermost first."""
-        symbols: list[str] = []
-        while frame >= 0:
-            if frame > 0 or not symbols:
-                symbols.append(self.frames[frame].symbol)
-            frame = self.frames[frame].parent
-        return tuple(reversed(symbols))
+        return call_stack(self.frames, frame)
 
     def digest(self) -> str:
         """SHA-256 of all that decides the outcome (not of source lines)."""

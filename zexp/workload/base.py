@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -120,6 +120,10 @@ class Workload(ABC):
     """What happens to the machine. Fields are Hydra's ``workload.FIELD``."""
 
     name: str = "?"
+    unit: ClassVar[str] = "page"
+    """What its figures are per."""
+    governed_by: ClassVar[str] = "accounting"
+    """The kind of policy it is about."""
     compression_ratio: float = 3.0
     """Uncompressed over compressed size."""
     compression_spread: float = 0.5

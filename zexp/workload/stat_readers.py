@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +22,9 @@ class StatReaders(Workload):
     """Readers of memory.stat go through a part of the tree, again and again, as cadvisor does every 53 s."""
 
     name: str = "stat_readers"
-    tree: TreeConfig = field(default_factory=TreeConfig)
+    unit: ClassVar[str] = "read"
+    governed_by: ClassVar[str] = "flush"
+    tree: TreeConfig = field(default_factory=lambda: TreeConfig(cpus_per_leaf=8))
     readers: int = 4
     rounds: int = 3
     """How often each reader goes through its cgroups."""

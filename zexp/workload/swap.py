@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zexp.errors import ConfigError
 from zexp.kernel import PAGE_BYTES, KernelBuilder, Mm, Owner, Policies
@@ -124,6 +125,7 @@ class MeminfoReader(Workload):
     """Readers of /proc/meminfo, with nothing else going on."""
 
     name: str = "meminfo_reader"
+    unit: ClassVar[str] = "read"
     readers: int = 1
     reads: int = 1000
     """By each reader."""

@@ -1,0 +1,384 @@
+"""The flush strategies, each in a scenario that shows what it does differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kernel.simulate import KERNELS, POLICIES, kernel, machine
+from zexp_flush import zexp_flush_strategies
+from zexp_flush.strategies import MinInterval, Never, RateLimited, SkipIfOngoing, Sync, WaitIfOngoing
+
+from zexp.engine.sim import engine
+from zexp.errors import ConfigError
+from zexp.kernel import FlushStrategy, KernelBuilder, KernelConfig, Policies
+from zexp.kernel.cgroup import TreeConfig, build_tree
+from zexp.kernel.memcontrol import VmStats
+from zexp.kernel.rstat import Rstat
+from zexp.result import LockStats, RunResult
+from zexp.workload.stat_readers import StatReaders
+
+MS = 1_000_000
+SITES = ["memory_stat", "prepare_scan_control", "zswap_shrinker_count"]
+TREE = TreeConfig(cgroups=200, slices=3, updates_per_s=1e9, skew=0)
+"""Everything is touched and every threshold passed within 1 ms; a root flush takes some 0.5 ms on 16 CPUs."""
+SMALL = TreeConfig(cgroups=20, slices=3, fanout=2, updates_per_s=1e6)
+EVERY = [*KERNELS, "cloudflare_mutex"]
+
+
+def readers(
+    strategy: FlushStrategy,
+    *,
+    number: int = 1,
+    rounds: int = 1,
+    pause_ns: int = 0,
+    start_ns: int = 100 * MS,
+    apart_ns: int = 0,
+    cgroup: int = 0,
+    site: str = "zswap_shrinker_count",
+    config: KernelConfig | None = None,
+    tree: TreeConfig = TREE,
+    flusher: bool = False,
+    extra: Callable[[KernelBuilder, VmStats], None] | None = None,
+) -> RunResult:
+    """Threads that come to a call site, all of them at once or ``apart_ns`` apart, again and again."""
+    strategy.validate()
+    k = KernelBuilder(machine(), config or kernel("v6_12"))
+    stats = VmStats(k, Rstat(k, build_tree(tree)), strategy)
+    with k.thread("reader") as thread, k.for_range(rounds):
+        began = k.now_ns()
+        stats.flush_at(k, site, cgroup)
+        k.observe("at_site_ns", k.now_ns() - began)
+        k.observe("age_ns", k.now_ns() - stats.rstat.last_flush(k, cgroup))
+        if pause_ns:
+            k.sleep_ns(pause_ns)
+    for i in range(number):
+        k.spawn(thread, i, start_ns=start_ns + i * apart_ns)
+    if flusher:
+        k.spawn(stats.flush_memcg_stats_dwork(k, 0), k.machine.cpus - 1)
+    if extra is not None:
+        extra(k, stats)
+    return engine.run(k.finish(), machine())
+
+
+def count(result: RunResult, metric: str) -> int:
+    return int(result.metrics.get(metric, 0))
+
+
+def lock(result: RunResult) -> LockStats:
+    (stats,) = [one for one in result.locks if one.name == "cgroup_rstat_lock"]
+    return stats
+
+
+def slowest(result: RunResult, histogram: str) -> int:
+    """Upper bound of the largest value observed, a power of two."""
+    return result.histograms[histogram].buckets()[-1][1]
+
+
+def symbols(result: RunResult) -> set[str]:
+    return {symbol for stack in result.profile.stacks for symbol in stack.stack}
+
+
+def flush_ns() -> float:
+    """How long a root flush takes when nobody is in the way."""
+    return readers(Sync()).histograms["flush_ns/level0"].mean
+
+
+# ---- one at a time ---------------------------------------------------------------------------------------------------
+
+
+def test_sync_flushes_for_everybody() -> None:
+    """No second look once the lock has been taken: who came in time for the threshold flushes, one after the other."""
+    result = readers(Sync(), number=7)
+    assert count(result, "rstat/flushes") == 7
+    assert lock(result).acquisitions == 7 * machine().cpus
+    assert "mem_cgroup_flush_stats" in symbols(result)
+
+
+def test_sync_is_what_the_kernel_does_where_it_is_sync() -> None:
+    mine = readers(Sync(sites=["zswap_shrinker_count"]), number=5, rounds=20, pause_ns=50_000)
+    its = readers(Never(sites=[]), number=5, rounds=20, pause_ns=50_000)
+    assert dict(mine.metrics) == dict(its.metrics)
+    assert mine.sim_ns == its.sim_ns
+
+
+def test_ratelimited_is_what_7_3_does() -> None:
+    for start_ns, flushes in ((3_900 * MS, 0), (4_100 * MS, 3)):
+        mine = readers(RateLimited(), number=3, start_ns=start_ns)
+        its = readers(Never(sites=[]), number=3, start_ns=start_ns, config=kernel("v7_3"))
+        assert count(mine, "rstat/flushes") == count(its, "rstat/flushes") == flushes
+    assert "mem_cgroup_flush_stats_ratelimited" in symbols(mine)
+
+
+def test_ratelimited_leaves_it_to_the_periodic_flusher() -> None:
+    result = readers(RateLimited(), number=3, rounds=90, pause_ns=100 * MS, flusher=True)
+    assert count(result, "rstat/flushes") == 4
+    assert slowest(result, "at_site_ns") < flush_ns()
+
+
+def test_never_leaves_it_to_the_periodic_flusher_even_if_that_is_late() -> None:
+    result = readers(Never(), number=3, rounds=90, pause_ns=100 * MS, flusher=True)
+    assert count(result, "rstat/flushes") == 4
+    result = readers(Never(), number=3, rounds=90, pause_ns=100 * MS)
+    assert count(result, "rstat/flushes") == 0
+    assert lock(result).acquisitions == 0
+
+
+def test_one_reader_gets_fresh_statistics_of_all_but_never_and_ratelimited() -> None:
+    for strategy in zexp_flush_strategies():
+        flushes = count(readers(strategy()), "rstat/flushes")
+        assert flushes == (0 if strategy in (Never, RateLimited) else 1), strategy
+
+
+def test_nobody_flushes_below_the_threshold() -> None:
+    idle = replace(TREE, updates_per_s=1.0)
+    for strategy in zexp_flush_strategies():
+        result = readers(strategy(), number=5, start_ns=10_000 * MS, tree=idle)
+        assert count(result, "rstat/flushes") == 0, strategy
+        assert count(result, "rstat/skipped") == count(result, "rstat/waited") == 0
+        assert lock(result).acquisitions == 0
+
+
+# ---- skip_if_ongoing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_one_flushes_and_the_others_skip(number: int) -> None:
+    result = readers(SkipIfOngoing(), number=number)
+    assert count(result, "rstat/flushes") == 1
+    assert count(result, "rstat/skipped") == number - 1
+    assert lock(result).contended == 0
+    assert result.histograms["at_site_ns"].count == number
+    if number > 2:
+        median = sorted(result.histograms["at_site_ns"].buckets())[0]
+        assert median[1] < flush_ns() / 20, "who skips does not wait"
+
+
+def test_whoever_comes_later_flushes_again() -> None:
+    apart_ns = round(3 * flush_ns())
+    result = readers(SkipIfOngoing(), number=5, apart_ns=apart_ns)
+    assert count(result, "rstat/flushes") == 5
+    assert count(result, "rstat/skipped") == 0
+
+
+def test_skippers_go_on_with_stale_statistics() -> None:
+    """Those of a run without any flush, as old as the run."""
+    ages = readers(SkipIfOngoing(), number=7).histograms["age_ns"]
+    assert ages.buckets()[-1] == (1 << 26, 1 << 27, 6)
+    ages = readers(WaitIfOngoing(), number=7).histograms["age_ns"]
+    assert ages.buckets()[-1][1] < MS
+
+
+def test_skipping_ignores_flushers_that_are_not_the_strategys() -> None:
+    """The flag is the strategy's: the periodic flusher does not set it."""
+    result = readers(SkipIfOngoing(), start_ns=2_000 * MS + 10_000, flusher=True, config=kernel("v6_8"))
+    assert count(result, "rstat/flushes") == 2
+    assert count(result, "rstat/skipped") == 0
+
+
+# ---- wait_if_ongoing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 7])
+def test_one_flushes_and_the_others_wait(number: int) -> None:
+    poll_ns = 1000
+    result = readers(WaitIfOngoing(poll_ns=poll_ns), number=number)
+    flush = result.histograms["flush_ns/level0"]
+    assert flush.count == count(result, "rstat/flushes") == 1
+    assert count(result, "rstat/waited") == number - 1
+    assert lock(result).contended == 0
+    at_site = result.histograms["at_site_ns"]
+    assert at_site.count == number
+    # all come and go together: the waiters leave when the flush is over, or within a look of it
+    assert flush.mean < at_site.mean < flush.mean + 2 * poll_ns + 2000
+    assert "flush_or_wait" in symbols(result)
+
+
+def test_waiters_sleep() -> None:
+    """They use next to no CPU time, unlike those who queue for a spinlock."""
+    waiting = readers(WaitIfOngoing(poll_ns=50_000), number=7).profile.total_ps()
+    queueing = readers(Sync(), number=7).profile.total_ps()
+    assert waiting < queueing / 7
+
+
+@pytest.mark.parametrize("patience_ns", [2_000, 10_000, 100_000])
+def test_patience_is_limited(patience_ns: int) -> None:
+    poll_ns = 1000
+    result = readers(WaitIfOngoing(poll_ns=poll_ns, patience_ns=patience_ns), number=6)
+    flush = result.histograms["flush_ns/level0"]
+    assert flush.mean > 2 * patience_ns
+    waited = (result.histograms["at_site_ns"].total - flush.mean) / 5
+    assert patience_ns < waited < patience_ns + 2 * poll_ns + 2000
+    assert count(result, "rstat/flushes") == 1
+    assert count(result, "rstat/waited") == 5
+
+
+def test_waiting_readers_are_not_served_in_vain() -> None:
+    """All readers together flush as often as one does who never waits."""
+    result = readers(WaitIfOngoing(poll_ns=1000), number=7, rounds=50, pause_ns=MS)
+    assert count(result, "rstat/flushes") + count(result, "rstat/waited") <= 7 * 50
+    assert count(result, "rstat/flushes") < 2 * 50
+    assert lock(result).contended == 0
+
+
+# ---- min_interval ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval_ns", [5 * MS, 20 * MS, 70 * MS])
+@pytest.mark.parametrize("number", [1, 6])
+def test_the_interval_is_kept(interval_ns: int, number: int) -> None:
+    """However many ask, and however often."""
+    result = readers(MinInterval(interval_ns=interval_ns), number=number, rounds=300, pause_ns=MS, apart_ns=100_000)
+    most = (result.sim_ns - 100 * MS) / interval_ns + 1
+    assert 0.7 * most - 1 < count(result, "rstat/flushes") <= most
+
+
+def test_intervals_are_a_cgroups_own() -> None:
+    """A slice may be flushed although another was, but not if the root was: that flushed it as well."""
+    strategy = MinInterval(interval_ns=50 * MS)
+
+    def other(cgroup: int) -> Callable[[KernelBuilder, VmStats], None]:
+        def stage(k: KernelBuilder, stats: VmStats) -> None:
+            with k.thread("other") as thread:
+                stats.flush_at(k, "zswap_shrinker_count", cgroup)
+            k.spawn(thread, 8, start_ns=90 * MS)
+
+        return stage
+
+    second = 1 + build_tree(TREE).end[1] - 1
+    assert count(readers(strategy, cgroup=1, extra=other(int(second))), "rstat/flushes") == 2
+    assert count(readers(strategy, cgroup=1, extra=other(1)), "rstat/flushes") == 1
+    assert count(readers(strategy, cgroup=1, extra=other(0)), "rstat/flushes") == 1
+    assert count(readers(strategy, cgroup=0, extra=other(1)), "rstat/flushes") == 2
+
+
+@pytest.mark.parametrize("drop", ["resched", "contended", "every_cpu"])
+def test_the_interval_is_looked_at_again_under_the_lock(drop: str) -> None:
+    """All others find that it has begun, whether the lock is held through a flush or dropped in between."""
+    result = readers(MinInterval(), number=7, config=kernel("v6_12", rstat_lock_drop=drop))
+    flushes, unwanted = count(result, "rstat/flushes"), count(result, "rstat/not_wanted_any_more")
+    assert (flushes, unwanted) == (1, 6)
+    assert lock(result).acquisitions == flushes + unwanted + count(result, "rstat/yields")
+    assert lock(result).contended >= 6
+
+
+def test_min_interval_has_the_threshold_too() -> None:
+    rare = TreeConfig(1, 0, updates_per_s=64 * 16 / 0.5)  # the threshold is reached after 0.5 s
+    result = readers(MinInterval(interval_ns=MS), rounds=30, pause_ns=100 * MS, tree=rare)
+    assert count(result, "rstat/flushes") == pytest.approx(3.1 / 0.55, abs=1)
+
+
+# ---- sites and parameters --------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_decides_for_its_sites_only() -> None:
+    for site in SITES:
+        assert kernel("v6_8").flush_sites[site] == "sync"
+        mine = readers(Never(sites=[site]), site=site, config=kernel("v6_8"))
+        assert count(mine, "rstat/flushes") == 0
+        others = readers(Never(sites=[s for s in SITES if s != site]), site=site, config=kernel("v6_8"))
+        assert count(others, "rstat/flushes") == 1
+
+
+def test_a_forced_site_has_no_threshold() -> None:
+    idle = replace(TREE, updates_per_s=1.0)
+    config = kernel("v6_8", flush_sites={"zswap_shrinker_count": "forced"})
+    assert count(readers(Never(sites=[]), tree=idle, config=config), "rstat/flushes") == 1
+    assert count(readers(Never(sites=[]), tree=idle, config=kernel("v6_8")), "rstat/flushes") == 0
+
+
+@pytest.mark.parametrize("strategy", zexp_flush_strategies())
+def test_the_default_site_is_zswaps(strategy: type[FlushStrategy]) -> None:
+    assert strategy().sites == ["zswap_shrinker_count"]
+    assert strategy().sites is not strategy().sites
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_kernel_has_the_same_sites(name: str) -> None:
+    assert sorted(kernel(name).flush_sites) == SITES
+
+
+def test_unknown_sites() -> None:
+    with pytest.raises(ConfigError) as error:
+        readers(Sync(sites=["memory_stat", "zswap_shrinker"]))
+    allowed = "memory_stat, prepare_scan_control, zswap_shrinker_count"
+    assert str(error.value) == (
+        f"policy.flush.sites=zswap_shrinker: did you mean zswap_shrinker_count? allowed: {allowed}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (WaitIfOngoing(poll_ns=0), "poll_ns must be 1 or more, and patience_ns at least poll_ns"),
+        (WaitIfOngoing(poll_ns=-1), "poll_ns must be 1 or more, and patience_ns at least poll_ns"),
+        (WaitIfOngoing(poll_ns=50, patience_ns=49), "poll_ns must be 1 or more, and patience_ns at least poll_ns"),
+        (MinInterval(interval_ns=0), "interval_ns must be 1 or more"),
+        (MinInterval(interval_ns=-5), "interval_ns must be 1 or more"),
+    ],
+)
+def test_parameters_are_checked(strategy: FlushStrategy, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        strategy.validate()
+
+
+def test_defaults_are_valid() -> None:
+    names = []
+    for strategy in zexp_flush_strategies():
+        strategy().validate()
+        names.append(strategy().name)
+    assert names == ["sync", "ratelimited", "skip_if_ongoing", "wait_if_ongoing", "min_interval", "never"]
+
+
+# ---- everywhere ------------------------------------------------------------------------------------------------------
+
+
+def read(workload: StatReaders, name: str, strategy: FlushStrategy, seed: int = 0) -> RunResult:
+    k = KernelBuilder(machine(), kernel(name))
+    workload.stage(k, Policies(POLICIES["eager"](), strategy))
+    return engine.run(k.finish(), machine(), seed=seed)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("strategy", zexp_flush_strategies())
+def test_all_strategies_on_all_kernels(name: str, strategy: type[FlushStrategy]) -> None:
+    workload = StatReaders(tree=SMALL, readers=5, rounds=4, period_ns=1_100 * MS)
+    result = read(workload, name, strategy(sites=["memory_stat"]))
+    assert result.histograms["memory_stat_read_ns"].count == 5 * 4 * SMALL.cgroups
+    assert count(result, "rstat/flushes") >= 2, "the periodic flusher at least"
+    assert lock(result).acquisitions == sum(
+        count(result, f"rstat/{what}") for what in ("flushes", "yields", "not_wanted_any_more")
+    )
+    if strategy in (RateLimited, Never):
+        assert count(result, "rstat/flushes") == result.sim_ns // (2_000 * MS)
+    again = read(workload, name, strategy(sites=["memory_stat"]))
+    assert dict(again.metrics) == dict(result.metrics)
+
+
+@pytest.mark.parametrize(("target", "number"), [("root", 1), ("slices", 3), ("leaves", 11), ("all", 20)])
+def test_whose_statistics_are_read(target: str, number: int) -> None:
+    tree = build_tree(SMALL)
+    leaves = len(tree) - len(set(tree.parent[1:].tolist()))
+    assert target != "leaves" or number == leaves
+    result = read(StatReaders(tree=SMALL, readers=2, rounds=3, target=target), "v6_8", Never(sites=["memory_stat"]))
+    assert result.histograms["memory_stat_read_ns"].count == 2 * 3 * number
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "leafs"}, r"^workload\.target=leafs: allowed: root, slices, leaves, all$"),
+        ({"target": "slices", "tree": TreeConfig(1, 0)}, r"^workload\.target=slices: the tree of 1 cgroups has none$"),
+        ({"readers": 0}, r"^workload\.readers=0: a whole number from 1 up$"),
+        ({"rounds": 0}, r"^workload\.rounds=0: a whole number from 1 up$"),
+        ({"period_ns": -1}, r"^workload\.period_ns=-1: a whole number from 0 up$"),
+        ({"flusher_late_ns": -1}, r"^workload\.flusher_late_ns=-1: a whole number from 0 up$"),
+        ({"readers": 16}, r"^workload\.readers \+ the periodic flusher=17: laptop has 16 CPUs"),
+        ({"tree": TreeConfig(cgroups=0)}, r"^workload\.tree\.cgroups=0: a whole number from 1 to 100000$"),
+    ],
+)
+def test_workloads_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(StatReaders(**changes), "v6_8", Sync())
