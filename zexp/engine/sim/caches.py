@@ -89,6 +89,19 @@ def fetch_exclusive(v, line, cpu, node, now):
     return start + ps
 
 
+@inlined
+def pass_on(v, line, owner, cpu):
+    """The CPU that owns a line hands it to another: how long that takes."""
+    ps = v.latency[cpu * v.cpus + owner]
+    v.sharers[line * v.words + (owner >> 6)] = np.uint64(0)
+    v.sharers[line * v.words + (cpu >> 6)] = np.uint64(1) << np.uint64(cpu & 63)
+    v.excl[line] = cpu
+    v.owner[line] = cpu
+    v.line_stat[line * 2] += 1 if ps > 0 else 0
+    v.line_stat[line * 2 + 1] += ps
+    return ps
+
+
 @jit
 def buffered_store(v, tid, line, now):
     """A store that cannot complete at once. Returns when the CPU goes on; T_DRAIN is when the store is visible."""

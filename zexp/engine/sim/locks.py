@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zexp.engine.sim.caches import buffered_store, fetch_exclusive
+from zexp.engine.sim.caches import buffered_store, pass_on
 from zexp.engine.sim.jit import inlined, jit
 from zexp.engine.sim.pointers import leading_zeros
 from zexp.engine.sim.state import (
@@ -39,7 +39,6 @@ from zexp.engine.sim.state import (
     T_HEAD_SINCE,
     T_MUTEXES,
     T_NEXT,
-    T_NODE,
     T_QUEUE_FRAME,
     T_QUEUE_NEXT,
     T_SINCE,
@@ -60,6 +59,12 @@ def bit_length(value):
     if value <= 0:
         return np.int64(0)
     return 64 - leading_zeros(np.uint64(value))
+
+
+@inlined
+def whole_ns(ps):
+    """Whole nanoseconds in a time that is not negative: without a sign, division is cheaper."""
+    return np.int64(np.uint64(ps) // np.uint64(1000))
 
 
 @inlined
@@ -145,7 +150,7 @@ def grant(v, number, tid, at, mutex):
     v.thread[me + T_TIME] = at
     heap_push(v, (at << TID_BITS) | tid)
     stats = v.lock_class[number] * LOCK_STATS
-    wait_ns = (at - v.thread[me + T_ARRIVED]) // 1000
+    wait_ns = whole_ns(at - v.thread[me + T_ARRIVED])
     v.lock_stat[stats + S_CONTENDED] += 1
     v.lock_stat[stats + S_WAIT_NS] += wait_ns
     v.lock_stat[stats + WAIT_BUCKETS + bit_length(wait_ns)] += 1
@@ -155,7 +160,7 @@ def grant(v, number, tid, at, mutex):
 def count_hold(v, number, until):
     """Put the time a lock was held into its statistics."""
     stats = v.lock_class[number] * LOCK_STATS
-    hold_ns = max(until - v.lock[number * LOCK + L_HELD_SINCE], 0) // 1000
+    hold_ns = whole_ns(max(until - v.lock[number * LOCK + L_HELD_SINCE], 0))
     v.lock_stat[stats + S_HOLD_NS] += hold_ns
     v.lock_stat[stats + HOLD_BUCKETS + bit_length(hold_ns)] += 1
 
@@ -184,9 +189,8 @@ def release(v, tid, number, now, mutex):
             v.lock[lock + L_HANDOFF] = 1
         heir = spinner * THREAD
         v.lock[lock + L_HEAD] = v.thread[heir + T_NEXT]
-        cpu = v.thread[heir + T_CPU]
-        at = max(done, v.thread[heir + T_SINCE]) + v.latency[cpu * v.cpus + v.thread[me + T_CPU]]
-        fetch_exclusive(v, line, cpu, v.thread[heir + T_NODE], done)
+        ps = pass_on(v, line, v.thread[me + T_CPU], v.thread[heir + T_CPU])
+        at = max(done, v.thread[heir + T_SINCE]) + ps
         v.line_free[line] = at
         if v.lock[lock + L_HEAD] >= 0:
             v.thread[v.lock[lock + L_HEAD] * THREAD + T_HEAD_SINCE] = at

@@ -49,7 +49,7 @@ def heap_push(v, key):
     v.heap[i] = key
 
 
-@jit
+@inlined
 def replace_first(v, key):
     """Put ``key`` into the heap in place of its smallest."""
     size = v.scalars[G_HEAP]
@@ -66,7 +66,7 @@ def replace_first(v, key):
     v.heap[i] = key
 
 
-@jit
+@inlined
 def time_limit(v, tid):
     """Thread ``tid`` may execute while its time is below this."""
     if v.scalars[G_HEAP] == 0:
@@ -101,7 +101,7 @@ def uncharge_wait(v, tid, end):
     return low
 
 
-@jit
+@inlined
 def resume(v, tid, now):
     """A thread goes on at ``now``: account for the time it did not run."""
     me = tid * THREAD
