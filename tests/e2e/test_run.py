@@ -139,7 +139,8 @@ def test_ctrl_c(cli: Cli, number: signal.Signals, sweep: bool) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130, out + err
+    # Python kills itself with SIGINT at exit if the interrupt came through text it evaluated; shells show both as 130
+    assert process.returncode in (130, -signal.SIGINT), out + err
     assert "Traceback" not in out + err
     assert "zexp: interrupted" in err
     assert "KILLED" in out
