@@ -247,3 +247,9 @@ def test_options_and_overrides_in_any_order(cli: Cli, order: int) -> None:
     arguments = [*SMALL, "tracking.enabled=false"]
     arguments.insert(order, "-m")
     assert "comparison" in cli.ok("run", *arguments)
+
+
+def test_list_shows_defaults_that_are_made_anew(cli: Cli) -> None:
+    printed = cli.ok("list", "policies")
+    assert "zswap_shrinker_count" in printed
+    assert "_MISSING_TYPE" not in printed + cli.ok("list", "workloads")

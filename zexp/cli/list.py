@@ -14,6 +14,7 @@ from rich.table import Table
 from zexp import machine as machines
 from zexp import schema
 from zexp.cli.compose import ready
+from zexp.cli.render import plain_table
 from zexp.plugins import Registry
 from zexp.workload import WORKLOADS
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(title)
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0)
     return table
@@ -107,6 +108,7 @@ def _parameters(cls: type[Any]) -> str:
     for field in dataclasses.fields(cls):
         if field.name != "name":
             kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", field.type)
-            text = f"{field.name}: {kind} = {field.default}"
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            text = f"{field.name}: {kind} = {default}"
             lines.append(text + (f" ({field.metadata['help']})" if "help" in field.metadata else ""))
     return "\n".join(lines)

@@ -149,7 +149,6 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
     )
     if store is None:
         result = _run(exp, staged, console)
-        outcome = _outcome(exp, result)
     else:
         recorder = Recorder(store)
         run_id = recorder.start(info)
@@ -163,7 +162,7 @@ def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outc
         except BaseException as error:
             recorder.fail(run_id, error)
             raise
-        outcome = _outcome(exp, result)
+    outcome = _outcome(exp, result)
     title = f"{name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}"
     render.run_tables(console, outcome, title)
     speed = result.sim_ns / 1e9 / result.wall_s if result.wall_s else 0.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zexp.errors import ConfigError, near
-from zexp.kernel.builder import KernelBuilder
+from zexp.kernel.builder import PAGE_BYTES, KernelBuilder
 from zexp.program import IntLike, Value
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class MemControl:
             with k.if_(left < 0), k.fn("obj_cgroup_charge_pages"):
                 k.atomic_add(self.memory[memcg], 1)
                 k.atomic_add(self.root_memory, 1)
-                refilled.set(left + 4096)
+                refilled.set(left + PAGE_BYTES)
             k.store(self.stocks[k.cpu], refilled)
 
     def obj_cgroup_uncharge_zswap(self, k: KernelBuilder, memcg: IntLike, size_bytes: IntLike) -> None:
         """Give back a compressed object's charge: to the CPU's stock, whole pages of it to the counters."""
         with k.fn("obj_cgroup_uncharge_zswap"), k.fn("refill_obj_stock"):
             bytes_ = k.local(k.load(self.stocks[k.cpu]) + size_bytes)
-            with k.if_(bytes_ > 4096):
+            with k.if_(bytes_ > PAGE_BYTES):
                 with k.fn("obj_cgroup_uncharge_pages"), k.fn("page_counter_uncharge"):
                     k.atomic_add(self.memory[memcg], -1)
                     k.atomic_add(self.root_memory, -1)
-                bytes_.set(bytes_ - 4096)
+                bytes_.set(bytes_ - PAGE_BYTES)
             k.store(self.stocks[k.cpu], bytes_)
 
 

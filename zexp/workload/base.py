@@ -124,14 +124,24 @@ class Workload(ABC):
     """What its figures are per."""
     governed_by: ClassVar[str] = "accounting"
     """The kind of policy it is about."""
+    placement: str = "spread"
+    """Which CPUs they run on: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
+
+    @abstractmethod
+    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
+        """Declare the memory, emit the code and spawn the threads."""
+
+
+@dataclass
+class ZswapWorkload(Workload):
+    """A workload whose processes have memory that goes through zswap."""
+
     compression_ratio: float = 3.0
     """Uncompressed over compressed size."""
     compression_spread: float = 0.5
     """Compressed sizes are spread evenly over +- this part of their mean."""
     memory: str = "local"
     """Where the processes' pages lie: on their CPU's node (``local``), or over all nodes (``interleave``)."""
-    placement: str = "spread"
-    """Which CPUs they run on: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
 
     def object_bytes(self) -> float:
         """Mean size of a compressed page."""
@@ -156,10 +166,6 @@ class Workload(ABC):
                 f"({kernel.max_pool_percent} % of {show_bytes(machine.memory_bytes)})",
             )
 
-    @abstractmethod
-    def stage(self, k: KernelBuilder, policies: Policies) -> Load:
-        """Declare the memory, emit the code and spawn the threads."""
-
     # ---- pieces that several workloads are made of ---------------------------------------------------------------
 
     def owner(self, k: KernelBuilder, thread: Body) -> Owner:
@@ -180,7 +186,7 @@ def at_least(key: str, value: int, low: int) -> None:
 
 def build_mm(
     k: KernelBuilder,
-    workload: Workload,
+    workload: ZswapWorkload,
     accounting: PoolAccounting,
     regions: list[tuple[Region, bool]],
     *,
@@ -210,7 +216,7 @@ def build_mm(
     )
 
 
-def munmap_code(k: KernelBuilder, mm: Mm, workload: Workload) -> Body:
+def munmap_code(k: KernelBuilder, mm: Mm, workload: ZswapWorkload) -> Body:
     """A process unmaps its memory, all of which lies in zswap."""
     with k.thread("munmap") as thread:
         first, pages = thread.arg("first"), thread.arg("pages")
@@ -226,7 +232,7 @@ def swapin_page(k: KernelBuilder, mm: Mm, slot: Value, owner: Owner) -> None:
         mm.swap.free_swap_slot(k, slot, owner)
 
 
-def swapin_code(k: KernelBuilder, mm: Mm, workload: Workload) -> Body:
+def swapin_code(k: KernelBuilder, mm: Mm, workload: ZswapWorkload) -> Body:
     """A process touches all its swapped-out pages once."""
     with k.thread("swapin") as thread:
         first, pages = thread.arg("first"), thread.arg("pages")
@@ -238,7 +244,7 @@ def swapin_code(k: KernelBuilder, mm: Mm, workload: Workload) -> Body:
     return thread
 
 
-def store_code(k: KernelBuilder, mm: Mm, workload: Workload) -> Body:
+def store_code(k: KernelBuilder, mm: Mm, workload: ZswapWorkload) -> Body:
     """Reclaim swaps a process's pages out; what zswap does not take goes to the swap device."""
     with k.thread("store") as thread:
         first, pages = thread.arg("first"), thread.arg("pages")

@@ -9,7 +9,7 @@ from zexp.kernel import PAGE_BYTES, KernelBuilder, Policies
 from zexp.workload.base import (
     Load,
     Region,
-    Workload,
+    ZswapWorkload,
     at_least,
     build_mm,
     emptying,
@@ -20,7 +20,7 @@ from zexp.workload.base import (
 
 
 @dataclass
-class Munmap(Workload):
+class Munmap(ZswapWorkload):
     """Processes unmap memory that lies in zswap, all at once."""
 
     name: str = "munmap"

@@ -11,7 +11,7 @@ from zexp.program import Body
 from zexp.workload.base import (
     Load,
     Region,
-    Workload,
+    ZswapWorkload,
     at_least,
     build_mm,
     emptying,
@@ -32,8 +32,17 @@ def _pages(key: str, size: str) -> int:
     return pages
 
 
+def _zswapped(workload: SwapIn | SwapOff, k: KernelBuilder, policies: Policies) -> tuple[Region, Mm]:
+    """The memory of the workload's processes, all of it in zswap at the start."""
+    at_least("processes", workload.processes, 1)
+    pages = _pages("size", workload.size) * workload.processes
+    workload.check_fits(k.machine, k.config, "workload.size", workload.size, pages)
+    region = Region(workload.name, workload.processes, pages)
+    return region, build_mm(k, workload, policies.accounting, [(region, True)], dynamic=True)
+
+
 @dataclass
-class SwapIn(Workload):
+class SwapIn(ZswapWorkload):
     """Processes fault all their zswapped memory back in."""
 
     name: str = "swapin"
@@ -43,19 +52,15 @@ class SwapIn(Workload):
 
     def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """Every process touches its pages in order."""
-        at_least("processes", self.processes, 1)
-        pages = _pages("size", self.size) * self.processes
-        self.check_fits(k.machine, k.config, "workload.size", self.size, pages)
-        region = Region("swapin", self.processes, pages)
-        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=True)
+        region, mm = _zswapped(self, k, policies)
         self.spawn(
             k, swapin_code(k, mm, self), region, place(k.machine, self.placement, self.processes, "workload.processes")
         )
-        return emptying(mm, pages, "swapin")
+        return emptying(mm, region.pages, "swapin")
 
 
 @dataclass
-class SwapOff(Workload):
+class SwapOff(ZswapWorkload):
     """``swapoff``: one thread reads every process's pages back."""
 
     name: str = "swapoff"
@@ -66,12 +71,8 @@ class SwapOff(Workload):
 
     def stage(self, k: KernelBuilder, policies: Policies) -> Load:
         """try_to_unuse goes from process to process."""
-        at_least("processes", self.processes, 1)
-        pages = _pages("size", self.size) * self.processes
-        self.check_fits(k.machine, k.config, "workload.size", self.size, pages)
-        region = Region("swapoff", self.processes, pages)
-        mm = build_mm(k, self, policies.accounting, [(region, True)], dynamic=True)
-        each = pages // self.processes
+        region, mm = _zswapped(self, k, policies)
+        each = region.pages // self.processes
         nodes = [
             k.machine.node_of[cpu] for cpu in place(k.machine, self.placement, min(self.processes, k.machine.cpus), "")
         ]
@@ -86,11 +87,11 @@ class SwapOff(Workload):
             with k.for_range(each) as i:
                 swapin_page(k, mm, process * each + i, owner)
         k.spawn(thread, place(k.machine, self.placement, 1, "")[0])
-        return emptying(mm, pages, "swapoff")
+        return emptying(mm, region.pages, "swapoff")
 
 
 @dataclass
-class Store(Workload):
+class Store(ZswapWorkload):
     """Processes are swapped out into zswap, up to its limit; a worker makes room by writing back."""
 
     name: str = "store"
@@ -116,12 +117,12 @@ class Store(Workload):
         )
         self.spawn(k, store_code(k, mm, self), region, cpus)
         if self.shrink_worker:
-            k.spawn(shrink_worker_code(k, mm, self, region), cpus.pop(0))
+            k.spawn(shrink_worker_code(k, mm, region), cpus.pop(0))
         return Load(pages, "store", mm.zswap.stored_pages, 0, pages)
 
 
 @dataclass
-class MeminfoReader(Workload):
+class MeminfoReader(ZswapWorkload):
     """Readers of /proc/meminfo, with nothing else going on."""
 
     name: str = "meminfo_reader"
@@ -146,7 +147,7 @@ class MeminfoReader(Workload):
 
 
 @dataclass
-class Mixed(Workload):
+class Mixed(ZswapWorkload):
     """Unmapping, swapping out, swapping in and reading /proc/meminfo, side by side on their own CPUs."""
 
     name: str = "mixed"
@@ -188,7 +189,7 @@ class Mixed(Workload):
         return Load(regions[0].pages, "munmap")
 
 
-def shrink_worker_code(k: KernelBuilder, mm: Mm, workload: Workload, region: Region) -> Body:
+def shrink_worker_code(k: KernelBuilder, mm: Mm, region: Region) -> Body:
     """Zswap's shrink_worker: woken at the limit, writes back the oldest entries of one cgroup after the other.
 
     A process's oldest entry is the lowest of its slots that still has one. As in the kernel, it gives up after 16
