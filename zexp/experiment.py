@@ -182,7 +182,9 @@ def run(
         observer=observer,
         notify=notify,
     )
-    return dataclasses.replace(result, pages=staged.load.pages, metrics={**_metrics(result, staged), **result.metrics})
+    result = dataclasses.replace(result, pages=staged.load.pages)
+    metrics = {**_metrics(result, staged), **result.metrics, **staged.load.derive(result)}
+    return dataclasses.replace(result, metrics=metrics)
 
 
 def _metrics(result: RunResult, staged: Staged) -> dict[str, float]:

@@ -40,13 +40,15 @@ class Published:
     when: dict[str, Any] = field(default_factory=dict)
     """Configuration values (by dotted key) under which they can be compared."""
     by: str = "policy.accounting.name"
-    """The configuration key whose value chooses the arm."""
+    """The configuration key whose value chooses the arm; several, with spaces between, make it ``value/value``."""
     self_pct: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> symbol -> self % of the workload's comm."""
     absent: dict[str, list[str]] = field(default_factory=dict)
     """Arm -> symbols that must not appear."""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> metric of a run -> value."""
     fitted: dict[str, list[str]] = field(default_factory=dict)
-    """Arm -> symbols whose cost was fitted on it."""
+    """Arm -> symbols and metrics that decided a constant of the model."""
     time_ratio: dict[str, list[float]] = field(default_factory=dict)
     """``arm/arm`` -> lowest and highest ratio of run times."""
 

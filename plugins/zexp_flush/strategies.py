@@ -109,16 +109,17 @@ class MinInterval(FlushStrategy):
 
     def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
         """Past the threshold and the interval; a flusher that waited for the lock finds the interval has begun anew."""
+        whose = stats.flushed_with(k, memcg)
 
         def due() -> Value:
-            latest = k.maximum(stats.rstat.last_flush(k, memcg), k.load(self.began[memcg]))
+            latest = k.maximum(k.load(stats.flushed_ns[whose]), k.load(self.began[whose]))
             return k.now_ns() - latest >= self.interval_ns
 
         def begin() -> Value:
             wanted = due()
             with k.if_(wanted):
-                k.store(self.began[memcg], k.now_ns())
+                k.store(self.began[whose], k.now_ns())
             return wanted
 
         with k.func("flush_at_interval"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg) & due()):
-            stats.rstat.cgroup_rstat_flush(k, memcg, still_wanted=begin)
+            stats.do_flush_stats(k, memcg, still_wanted=begin)

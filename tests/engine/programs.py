@@ -1,7 +1,8 @@
 """Random valid programs on random small machines.
 
 They cannot hang: locks are taken in one global order (mutexes first), nobody waits for an event while holding a lock,
-and a body waits only for events of bodies before it, which every one of their threads is sure to raise.
+and a body waits only for events of bodies before it, which every one of their threads is sure to raise. With a horizon
+they may consist of daemons only, which wait and loop for ever.
 
 Hypothesis chooses the seed of an author and how many statements it may write. (Drawing every choice through hypothesis
 shrinks better, but keeps the programs too small to contend for anything.) The same seed with fewer statements gives the
@@ -53,7 +54,7 @@ class Case:
     random: bool
     """It draws random numbers."""
     ends: bool
-    """It has no daemons: every thread ends."""
+    """It has no daemons and no horizon: every thread ends."""
 
 
 def random_machine(rng: np.random.Generator, wide: bool) -> Machine:
@@ -108,7 +109,9 @@ class Event:
 class Author:
     """Writes one program."""
 
-    def __init__(self, rng: Random, machine: Machine, size: int, random: bool, daemons: bool) -> None:
+    def __init__(
+        self, rng: Random, machine: Machine, size: int, random: bool, daemons: bool, horizon: bool = False
+    ) -> None:
         self.rng, self.machine, self.size, self.random = rng, machine, size, random
         self.k = Builder(machine)
         self.values: list[Value] = []
@@ -122,7 +125,9 @@ class Author:
         self.frames = 0
         self.events: list[Event] = []
         self._declare()
-        self._threads(daemons)
+        self._threads(daemons, horizon and self.pick(0, 1) == 0)
+        if horizon:  # long horizons: most of these programs end earlier if they can
+            self.k.run_until(int(2 ** self.rng.uniform(0, self.pick(9, 14))))
         self.program = self.k.finish()
 
     def pick(self, low: int, high: int) -> int:
@@ -152,7 +157,7 @@ class Author:
             k.locks("spinlocks", self.pick(1, 3), SPINLOCK_IRQ),
         ]
 
-    def _threads(self, daemons: bool) -> None:
+    def _threads(self, daemons: bool, only_daemons: bool) -> None:
         k, cpus = self.k, self.machine.cpus
         number = self.pick(min(cpus, 2), min(cpus, 6))
         places = [self.pick(0, 1 << 16) for _ in range(number)]
@@ -161,7 +166,7 @@ class Author:
         bodies = self.pick(1, min(3, number))
         body_of = [*range(bodies), *(self.pick(0, bodies - 1) for _ in range(number - bodies))]
         for b in range(bodies):
-            daemon = daemons and b > 0 and self.pick(0, 2) == 0
+            daemon = only_daemons or (daemons and b > 0 and self.pick(0, 2) == 0)
             threads = body_of.count(b)
             raises = self.pick(0, 3)
             counter = (k.var if self.pick(0, 1) else lambda name: k.bookkeeping(name, 1)[0])(f"raised{b}")
@@ -376,6 +381,7 @@ class Author:
         locks = self.locks[order]
         ref = locks[self.pick(0, len(locks) - 1) if self.pick(0, 1) else k.alu(Op.MOD, self.value(), len(locks))]
         k.acquire(ref)
+        k.count(f"acquired/{locks.name}")
         self.held.append((order, ref))
         self.block(3)
         if locks.kind.mutex and self.pick(0, 2) == 0:
@@ -392,6 +398,7 @@ class Author:
             return
         self.keep(k.is_contended(ref))
         with self.scope(), k.trylock(ref):
+            k.count(f"acquired/{ref.locks.name}")
             self.held.append((order, ref))
             self.block(3)
             self.held.pop()
@@ -406,14 +413,17 @@ class Author:
         self.frames -= 1
 
 
-def write(seed: int, size: int, wide: bool = False, random: bool = True, daemons: bool = True) -> Case:
+def write(
+    seed: int, size: int, wide: bool = False, random: bool = True, daemons: bool = True, horizon: bool = False
+) -> Case:
     machine = random_machine(np.random.default_rng(seed), wide)
-    program = Author(Random(seed), machine, size, random, daemons).program
+    program = Author(Random(seed), machine, size, random, daemons, horizon).program
     drawn = bool(np.isin(program.code[:, 0], (Op.RAND_INT, Op.RAND_EXP)).any())
-    return Case(machine, program, drawn, not any(t.daemon for t in program.threads))
+    return Case(machine, program, drawn, not horizon and not any(t.daemon for t in program.threads))
 
 
-def cases(wide: bool = False, random: bool = True, daemons: bool = True) -> st.SearchStrategy[Case]:
-    return st.builds(
-        write, st.integers(0, 1 << 32), st.integers(8, 60), st.just(wide), st.just(random), st.just(daemons)
-    )
+def cases(
+    wide: bool = False, random: bool = True, daemons: bool = True, horizon: bool = False
+) -> st.SearchStrategy[Case]:
+    seeds, sizes = st.integers(0, 1 << 32), st.integers(8, 60)
+    return st.builds(write, seeds, sizes, st.just(wide), st.just(random), st.just(daemons), st.just(horizon))

@@ -128,6 +128,7 @@ class Line:
 @dataclass(eq=False)
 class LockClassFigures:
     acquired: int = 0
+    """By threads that have gone on with the lock."""
     waits: list[int] = field(default_factory=list)
     holds: list[int] = field(default_factory=list)
 
@@ -164,6 +165,20 @@ class LockWait:
 
 
 @dataclass(eq=False)
+class Taking:
+    """A lock that a thread has been given but has not gone on with."""
+
+    figures: LockClassFigures
+    wait_ns: int | None
+    """None if it did not have to wait."""
+
+    def done(self) -> None:
+        self.figures.acquired += 1
+        if self.wait_ns is not None:
+            self.figures.waits.append(self.wait_ns)
+
+
+@dataclass(eq=False)
 class Stint:
     """What a thread did from ``start`` to ``stop``: in a frame, or off the CPU (None)."""
 
@@ -192,6 +207,7 @@ class Thread:
     since: int = 0
     """Since when it waits."""
     wait: LockWait | None = None
+    taking: Taking | None = None
     in_queue: bool = False
     woken: bool = False
     diary: list[Stint] = field(default_factory=list)
@@ -350,9 +366,9 @@ class Reference:
                     self.left_cpu(waiter, now)
 
     def take(self, thread: Thread, lock: Lock, now: int, queue_frame: int, spin_frame: int | None) -> None:
-        lock.figures.acquired += 1
         if lock.holder is None:
             lock.holder, lock.held_since = thread, now
+            thread.taking = Taking(lock.figures, None)
             return
         thread.since = now
         thread.wait = LockWait(now, queue_frame, spin_frame, None if lock.spinning else now)
@@ -367,7 +383,7 @@ class Reference:
     def give(self, lock: Lock, heir: Thread, at: int) -> None:
         assert heir.wait is not None
         lock.holder, lock.held_since = heir, at
-        lock.figures.waits.append((at - heir.wait.arrived) // 1000)
+        heir.taking = Taking(lock.figures, (at - heir.wait.arrived) // 1000)
         self.ready[heir] = at
 
     def release(self, thread: Thread, lock: Lock, now: int) -> int:
@@ -398,13 +414,19 @@ class Reference:
 
     def run(self, most: int = 10_000_000) -> Outcome:
         living = sum(not t.daemon for t in self.threads)
+        horizon = None if self.program.horizon_ns is None else self.program.horizon_ns * 1000
         while True:
+            if horizon is not None and all(time >= horizon for time in self.ready.values()):
+                return self.outcome(horizon)
             thread = min(self.ready, key=lambda t: (self.ready[t], t.number))
             time = self.ready.pop(thread)
             if thread.doing is not Doing.RUNNING:
                 thread.account_wait(time)
                 thread.doing = Doing.RUNNING
             thread.time = time
+            if thread.taking is not None:
+                thread.taking.done()
+                thread.taking = None
             self.instructions += 1
             assert self.instructions < most, "the program does not end"
             self.execute(thread)

@@ -25,12 +25,15 @@ DEFAULT = settings(COMMON, max_examples=600)
 FEW = settings(COMMON, max_examples=200)
 MANY = settings(COMMON, max_examples=5000, derandomize=False)
 SEEDS = st.integers(0, 1 << 32)
+BUDGETS = st.integers(1, 1000)
 
 
 def check_same(case: Case, seed: int, budget: int = 1 << 40) -> Outcome:
     expected = interpret(case.program, case.machine, seed)
     got = simulate(case.program, case.machine, seed, budget)
     assert got == expected
+    for klass, figures in zip(case.program.lock_classes, got.locks, strict=True):
+        assert got.metrics.get(f"acquired/{klass.name}", 0) == figures.acquired
     return got
 
 
@@ -52,14 +55,38 @@ def test_stopping_and_resuming_changes_nothing(case: Case, seed: int, budget: in
     check_same(case, seed, budget)
 
 
+@given(st.booleans().flatmap(lambda random: cases(random=random, horizon=True)), SEEDS)
+@DEFAULT
+def test_random_programs_with_a_horizon(case: Case, seed: int) -> None:
+    outcome = check_same(case, seed)
+    assert case.program.horizon_ns is not None
+    assert outcome.end_ps <= case.program.horizon_ns * 1000
+
+
+@given(cases(horizon=True), SEEDS, st.integers(1, 7))
+@FEW
+def test_stopping_and_resuming_changes_nothing_before_a_horizon(case: Case, seed: int, budget: int) -> None:
+    check_same(case, seed, budget)
+
+
+@given(cases(), SEEDS, st.data())
+@FEW
+def test_a_horizon_anywhere_in_a_run(case: Case, seed: int, data: st.DataObject) -> None:
+    """Also one that is exactly, or just beside, the end the run has anyway."""
+    end_ns = -(-simulate(case.program, case.machine, seed).end_ps // 1000)
+    near = st.integers(max(end_ns - 1, 1), end_ns + 1)
+    horizon = data.draw(near | st.integers(1, max(end_ns, 1)))
+    check_same(replace(case, program=replace(case.program, horizon_ns=horizon)), seed)
+
+
 @pytest.mark.slow
-@given(st.booleans().flatmap(cases), SEEDS, st.integers(1, 1000))
+@given(st.tuples(st.booleans(), st.booleans()).flatmap(lambda two: cases(two[0], horizon=two[1])), SEEDS, BUDGETS)
 @MANY
 def test_many_random_programs(case: Case, seed: int, budget: int) -> None:
     check_same(case, seed, budget)
 
 
-@given(cases(), SEEDS)
+@given(st.booleans().flatmap(lambda horizon: cases(horizon=horizon)), SEEDS)
 @DEFAULT
 def test_every_picosecond_of_a_thread_is_accounted_for(case: Case, seed: int) -> None:
     # A comm a thread, so that the profile tells the threads apart.
@@ -163,8 +190,18 @@ def test_random_programs_reach_what_they_are_meant_to_reach() -> None:
         reached["slept"] += sum(ps > 0 for ps in outcome.off_cpu)
         reached["daemons"] += not case.ends
         reached["random"] += case.random
+        case = write(seed, 45, horizon=True)
+        reference = Observed(case.program, case.machine, seed)
+        outcome = reference.run()
+        assert case.program.horizon_ns is not None
+        reached["cut by the horizon"] += outcome.end_ps == case.program.horizon_ns * 1000
+        reached["only daemons"] += all(t.daemon for t in case.program.threads)
+        taking = [t.taking for t in reference.threads if t.taking is not None]
+        reached["lock granted too late"] += sum(t.wait_ns is not None for t in taking)
+        reached["lock taken too late"] += sum(t.wait_ns is None for t in taking)
     least = {
         "contended": 1000, "lines moved": 1000, "slept": 100, "daemons": 50, "random": 50, "spinners parked": 20,
         "stolen from a sleeper": 5, "handed to a sleeper": 5, "woken": 50, "stores waited for": 100,
+        "cut by the horizon": 150, "only daemons": 100, "lock granted too late": 10, "lock taken too late": 5,
     }  # fmt: skip
     assert all(reached[what] >= n for what, n in least.items()), reached

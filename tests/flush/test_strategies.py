@@ -16,14 +16,14 @@ from zexp.errors import ConfigError
 from zexp.kernel import FlushStrategy, KernelBuilder, KernelConfig, Policies
 from zexp.kernel.cgroup import TreeConfig, build_tree
 from zexp.kernel.memcontrol import VmStats
-from zexp.kernel.rstat import Rstat
+from zexp.kernel.rstat import RstatTrees
 from zexp.result import LockStats, RunResult
-from zexp.workload.stat_readers import StatReaders
+from zexp.workload.stat_readers import StatReaders, stat_reader_code
 
 MS = 1_000_000
 SITES = ["memory_stat", "prepare_scan_control", "zswap_shrinker_count"]
-TREE = TreeConfig(cgroups=200, slices=3, updates_per_s=1e9, skew=0)
-"""Everything is touched and every threshold passed within 1 ms; a root flush takes some 0.5 ms on 16 CPUs."""
+TREE = TreeConfig(cgroups=20, slices=3, updates_per_s=1e9, skew=0)
+"""Everything is touched and every threshold passed within 1 ms; a root flush takes some 0.7 ms on 16 CPUs."""
 SMALL = TreeConfig(cgroups=20, slices=3, fanout=2, updates_per_s=1e6)
 EVERY = [*KERNELS, "cloudflare_mutex"]
 
@@ -46,7 +46,7 @@ def readers(
     """Threads that come to a call site, all of them at once or ``apart_ns`` apart, again and again."""
     strategy.validate()
     k = KernelBuilder(machine(), config or kernel("v6_12"))
-    stats = VmStats(k, Rstat(k, build_tree(tree)), strategy)
+    stats = VmStats(k, RstatTrees(k, build_tree(tree)).memory, strategy)
     with k.thread("reader") as thread, k.for_range(rounds):
         began = k.now_ns()
         stats.flush_at(k, site, cgroup)
@@ -68,7 +68,7 @@ def count(result: RunResult, metric: str) -> int:
 
 
 def lock(result: RunResult) -> LockStats:
-    (stats,) = [one for one in result.locks if one.name == "cgroup_rstat_lock"]
+    (stats,) = [one for one in result.locks if "rstat" in one.name]
     return stats
 
 
@@ -264,6 +264,26 @@ def test_the_interval_is_looked_at_again_under_the_lock(drop: str) -> None:
     assert lock(result).contended >= 6
 
 
+def test_min_interval_skips_and_flushes_all_where_versions_do() -> None:
+    """6.1 flushes the whole tree, and not while somebody else does."""
+    assert (kernel("v6_1").flush_scope, kernel("v6_1").concurrent_flush) == ("tree", "skip")
+    result = readers(MinInterval(), number=7, cgroup=5, config=kernel("v6_1"))
+    assert result.histograms["flush_ns/level0"].count == count(result, "rstat/flushes") == 1
+    assert count(result, "rstat/skipped") == 6
+    assert lock(result).contended == 0
+
+
+def test_a_root_flush_at_an_interval_counts_for_the_ratelimit() -> None:
+    def stage(k: KernelBuilder, stats: VmStats) -> None:
+        with k.thread("other") as thread:
+            stats.flush_at(k, "prepare_scan_control", 0)
+        k.spawn(thread, 8, start_ns=6_000 * MS)
+
+    for start_ns, flushes in ((3_000 * MS, 1), (1_000 * MS, 2)):
+        result = readers(MinInterval(), start_ns=start_ns, extra=stage, config=kernel("v7_3"))
+        assert count(result, "rstat/flushes") == flushes
+
+
 def test_min_interval_has_the_threshold_too() -> None:
     rare = TreeConfig(1, 0, updates_per_s=64 * 16 / 0.5)  # the threshold is reached after 0.5 s
     result = readers(MinInterval(interval_ns=MS), rounds=30, pause_ns=100 * MS, tree=rare)
@@ -366,9 +386,72 @@ def test_whose_statistics_are_read(target: str, number: int) -> None:
     assert result.histograms["memory_stat_read_ns"].count == 2 * 3 * number
 
 
+@pytest.mark.parametrize("name", ["v6_12", "v7_3"])
+def test_all_three_files_are_read(name: str) -> None:
+    """cpu.stat and io.stat have no threshold: every read of them flushes."""
+    files = ["memory.stat", "cpu.stat", "io.stat"]
+    workload = StatReaders(tree=SMALL, readers=2, rounds=3, period_ns=100 * MS, files=files)
+    result = read(workload, name, Never(sites=["memory_stat"]))
+    reads = 2 * 3 * SMALL.cgroups
+    for file in ("memory_stat", "cpu_stat", "io_stat"):
+        assert result.histograms[f"{file}_read_ns"].count == count(result, f"flush/{file}/calls") == reads
+        assert count(result, f"flush/{file}/flushes") == (0 if file == "memory_stat" else reads)
+    locks = {one.name: one.acquisitions for one in result.locks}
+    if name == "v7_3":
+        assert locks == {
+            "rstat_ss_lock(memory)": 0,
+            "rstat_base_lock": reads * machine().cpus,
+            "rstat_ss_lock(io)": reads * machine().cpus,
+        }
+    else:
+        assert locks == {"cgroup_rstat_lock": 2 * reads * machine().cpus}
+
+
+def test_one_file() -> None:
+    result = read(StatReaders(tree=SMALL, readers=1, rounds=1, files=["cpu.stat"]), "v7_3", Sync())
+    assert result.histograms["cpu_stat_read_ns"].count == SMALL.cgroups
+    assert "memory_stat_read_ns" not in result.histograms
+
+
+def test_rounds_are_due_by_the_clock() -> None:
+    """Punctual readers need two periods for three rounds; those who cannot keep up are late, not stuck."""
+    period_ns = 50 * MS
+    calm = read(StatReaders(tree=SMALL, readers=1, rounds=3, period_ns=period_ns), "v6_12", Sync())
+    assert count(calm, "readers/late_rounds") == 0
+    assert calm.histograms["reader_late_ns"].count == 3
+    assert calm.histograms["reader_late_ns"].total == 0
+    assert 2 * period_ns < calm.sim_ns < 2.2 * period_ns
+    hurried = StatReaders(tree=replace(SMALL, updates_per_s=1e9), readers=8, rounds=5, period_ns=MS, files=["cpu.stat"])
+    busy = read(hurried, "v6_12", Sync())
+    assert busy.histograms["cpu_stat_read_ns"].count == 8 * 5 * SMALL.cgroups
+    assert count(busy, "readers/late_rounds") == 8 * 4
+    assert busy.histograms["reader_late_ns"].total > 8 * (1 + 2 + 3 + 4) * MS
+    assert lock(busy).wait_ns.total > 0.5 * 8 * busy.sim_ns, "most of the time they queue"
+
+
+def test_readers_without_pauses_are_never_late() -> None:
+    result = read(StatReaders(tree=SMALL, readers=2, rounds=5, period_ns=0), "v6_12", Sync())
+    assert "reader_late_ns" not in result.histograms
+    assert result.histograms["memory_stat_read_ns"].count == 2 * 5 * SMALL.cgroups
+
+
+def test_readers_that_go_on_for_ever() -> None:
+    k = KernelBuilder(machine(), kernel("v6_12"))
+    trees = RstatTrees(k, build_tree(SMALL))
+    stats = VmStats(k, trees.memory, Sync())
+    reader = stat_reader_code(k, stats, trees, [0, 1], ["memory.stat"], 10 * MS, None, daemon=True)
+    k.spawn(reader, 0)
+    k.run_until(100 * MS)
+    result = engine.run(k.finish(), machine())
+    assert result.histograms["memory_stat_read_ns"].count == 20
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"files": []}, r"^workload\.files=\[\]: one or more of memory\.stat, cpu\.stat, io\.stat, each once$"),
+        ({"files": ["io.stat", "io.stat"]}, r"^workload\.files=.*, each once$"),
+        ({"files": ["cpu.stats"]}, r"^workload\.files=cpu\.stats: did you mean cpu\.stat"),
         ({"target": "leafs"}, r"^workload\.target=leafs: allowed: root, slices, leaves, all$"),
         ({"target": "slices", "tree": TreeConfig(1, 0)}, r"^workload\.target=slices: the tree of 1 cgroups has none$"),
         ({"readers": 0}, r"^workload\.readers=0: a whole number from 1 up$"),

@@ -26,6 +26,7 @@ def configs(draw: st.DrawFn) -> TreeConfig:
         fanout=draw(st.integers(0, 12)),
         updates_per_s=draw(st.floats(1e-3, 1e10)),
         skew=draw(st.floats(0, 10)),
+        depth=draw(st.integers(2, 7)),
     )
 
 
@@ -68,12 +69,16 @@ def test_counts_are_as_configured(config: TreeConfig) -> None:
     children = np.bincount(tree.parent[1:], minlength=len(tree)) if len(tree) > 1 else np.zeros(1, int)
     assert len(tree) == config.cgroups == len(tree.level) == len(tree.end) == len(tree.updates_per_s)
     assert (tree.level == 1).sum() == config.slices == children[0]
-    assert tree.levels <= 4
-    assert (children[tree.level == 3] == 0).all()
+    assert tree.levels <= config.depth + 1
+    assert (children[tree.level == config.depth] == 0).all()
+    between = (tree.level > 1) & (tree.level < config.depth)
     for slice_ in np.flatnonzero(tree.level == 1):
-        services = [s for s in range(slice_, tree.end[slice_]) if tree.level[s] == 2]
-        assert all(children[s] == config.fanout for s in services[:-1]), "only the last service may have fewer"
-        assert all(children[s] <= config.fanout for s in services[-1:])
+        last = tree.ancestors(int(tree.end[slice_]) - 1)
+        for inner in np.flatnonzero(
+            between & (np.arange(len(tree)) >= slice_) & (np.arange(len(tree)) < tree.end[slice_])
+        ):
+            assert children[inner] == config.fanout or inner in last, "only the last may have fewer"
+            assert children[inner] <= config.fanout
     sizes = [int(tree.end[s] - s) for s in np.flatnonzero(tree.level == 1)]
     assert all(first >= later for first, later in pairwise(sizes)), "the first slice is the largest"
 
@@ -108,6 +113,15 @@ def test_one_tree_is_one_tree() -> None:
 
 
 @pytest.mark.parametrize(
+    ("depth", "cgroups", "by_level"),
+    [(1, 18, [1, 17]), (2, 650, [1, 17, 632]), (3, 650, [1, 17, 164, 468]), (4, 650, [1, 17, 60, 150, 422])],
+)
+def test_depth(depth: int, cgroups: int, by_level: list[int]) -> None:
+    tree = build_tree(TreeConfig(cgroups=cgroups, depth=depth))
+    assert np.bincount(tree.level).tolist() == by_level
+
+
+@pytest.mark.parametrize(
     ("changes", "key", "value", "allowed"),
     [
         ({"cgroups": 0}, "cgroups", 0, "a whole number from 1 to 100000"),
@@ -115,6 +129,9 @@ def test_one_tree_is_one_tree() -> None:
         ({"cgroups": 100_001}, "cgroups", 100_001, "a whole number from 1 to 100000"),
         ({"slices": -1}, "slices", -1, "a whole number from 0 to 100000"),
         ({"fanout": -1}, "fanout", -1, "a whole number from 0 to 100000"),
+        ({"depth": 0}, "depth", 0, "a whole number from 1 to 32"),
+        ({"depth": 33}, "depth", 33, "a whole number from 1 to 32"),
+        ({"depth": 1}, "depth", 1, "at least 2 to hold 632 cgroups below the slices"),
         ({"cgroups": 10}, "slices", 17, "at most 9, the cgroups below the root"),
         ({"cgroups": 1, "slices": 1}, "slices", 1, "at most 0, the cgroups below the root"),
         ({"slices": 0}, "slices", 0, "at least 1 to hold 649 cgroups"),

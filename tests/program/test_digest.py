@@ -33,12 +33,19 @@ def build(
     queue: str = "q",
     turns: int = 3,
     together: bool = False,
+    horizon_ns: int = 0,
+    series: str = "s",
+    series_unit: str = "bytes",
+    room: int = 4,
 ) -> Program:
     k = Builder(small_machine())
     v = k.var(variable, init, home)
     array = k.array("array", 4, per_line=per_line)
     book = k.bookkeeping("book", 2)
     lock, waiters = k.locks("lock", 1, kind)[0], k.wait_queue(queue)
+    k.series(series, room, series_unit)
+    if horizon_ns:
+        k.run_until(horizon_ns)
     if together:
         with k.line("line"):
             a, b = k.var("a"), k.var("b")
@@ -89,6 +96,7 @@ CHANGES: list[dict[str, Any]] = [
     {"argument": 6}, {"comm": "u"}, {"symbol": "g"}, {"daemon": True}, {"threads": 1},
     {"kind": LockKind(True, "__mutex_lock", "osq_lock", "elsewhere")}, {"kind": LockKind(False, "a", "b", "")},
     {"metric": "n"}, {"unit": "pages"}, {"variable": "w"}, {"queue": "r"}, {"turns": 4}, {"together": True},
+    {"horizon_ns": 1}, {"horizon_ns": 2}, {"series": "t"}, {"series_unit": "pages"}, {"room": 5},
 ]  # fmt: skip
 
 

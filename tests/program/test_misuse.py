@@ -516,6 +516,63 @@ def nothing_spawned(k: Builder) -> None:
 
 
 @misuse("no thread that ends")
+def nothing_spawned_until_a_horizon(k: Builder) -> None:
+    k.run_until(1000)
+    k.finish()  # HERE
+
+
+@misuse(r"run_until\(2000\): the run already ends at 1000 ns")
+def two_horizons(k: Builder) -> None:
+    k.run_until(1000)
+    k.run_until(2000)  # HERE
+
+
+@misuse(r"run_until\(0\): give a positive number")
+def no_time_at_all(k: Builder) -> None:
+    k.run_until(0)  # HERE
+
+
+@misuse("neither an int|int")
+def a_horizon_that_is_a_fraction(k: Builder) -> None:
+    k.run_until(1e9)  # type: ignore[arg-type]  # HERE
+
+
+@misuse("series 's' is declared twice")
+def two_series_of_one_name(k: Builder) -> None:
+    k.series("s", 3, "ns")
+    k.series("s", 4, "ns")  # HERE
+
+
+@misuse("needs at least one element")
+def series_without_room(k: Builder) -> None:
+    k.series("s", 0, "ns")  # HERE
+
+
+@misuse("neither an int|int")
+def series_of_a_fraction(k: Builder) -> None:
+    k.series("s", 1.5, "ns")  # type: ignore[arg-type]  # HERE
+
+
+@misuse("is not a series")
+def record_into_something_else(k: Builder) -> None:
+    book = k.bookkeeping("b", 3)
+    with k.thread("t"):
+        k.record(book, 1)  # type: ignore[arg-type]  # HERE
+
+
+@misuse("series 's' belongs to another program")
+def record_into_another_program(k: Builder) -> None:
+    series = Builder(small_machine()).series("s", 3, "ns")
+    with k.thread("t"):
+        k.record(series, 1)  # HERE
+
+
+@misuse("inside `with k.thread")
+def record_outside_threads(k: Builder) -> None:
+    k.record(k.series("s", 3, "ns"), 1)  # HERE
+
+
+@misuse("no thread that ends")
 def only_daemons(k: Builder) -> None:
     with k.thread("t", daemon=True) as body:
         pass

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from pyarrow import parquet
 
+from zexp.cli import show
 from zexp.errors import Interrupted, SimulationError
-from zexp.result import Profile, StackTime
+from zexp.result import Profile, StackTime, TimeSeries
 from zexp.tracking import Recorder, RunInfo, Store, TrackingError, list_runs, load_run
 
 from .conftest import CONFIG, make_info, make_result
@@ -224,6 +225,46 @@ def test_awkward_input_is_recorded(store: Store, recorder: Recorder) -> None:
     assert "sweep" not in run.tags
     assert run.tags["mlflow.note.content"].endswith("(9000 characters, whole in notes.md)")
     assert (run.artifacts / "notes.md").read_text() == "n" * 9000
+
+
+MS = 1_000_000
+
+
+def test_series(store: Store, recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    series = {
+        "stale": TimeSeries("pages", (0, 5 * MS, 5 * MS + 1, 7 * MS - 1), (3, 900, -2, 40), 6),
+        "long": TimeSeries("ns", tuple(i * MS for i in range(2500)), tuple(range(2500))),
+        "a/b%": TimeSeries("ns", (3 * MS,), (1 << 62,)),
+        "a/b_": TimeSeries("ns", (3 * MS,), (5,)),
+        "empty": TimeSeries("ns", (), ()),
+        "sim": TimeSeries("ns", (MS,), (1,)),
+    }
+    result = replace(make_result(), series=series, metrics={"series/sim": 8.0})
+    info = make_info()
+    run_id = recorder.start(info)
+    recorder.finish(run_id, info, result)
+    start = store.client.get_run(run_id).info.start_time
+
+    def history(key: str) -> list[tuple[int, int, float]]:
+        found = store.client.get_metric_history(run_id, key)
+        return sorted((m.step, m.timestamp - start, m.value) for m in found)
+
+    # Of two values in one ms the later one, though MLflow would call the larger one the latest.
+    assert history("series/stale") == [(0, 0, 3), (5, 5, -2), (6, 6, 40)]
+    assert history("series/long") == [(i, i, i) for i in range(2500)]
+    run = load_run(store, run_id)
+    assert run.metrics["series/stale"] == 40
+    assert run.metrics["series/long"] == 2499
+    assert run.metrics["series/a/b_"] == 5
+    assert run.metrics["series/sim"] == 8  # a metric of the run: the series gives way
+    assert sorted(v for k, v in run.metrics.items() if k.startswith("series/")) == [1, 5, 8, 40, 2499, 1 << 62]
+    assert run.tags["series_dropped"] == "stale=6"
+    raw = json.loads((run.artifacts / "raw" / "series.json").read_text())
+    assert raw["stale"] == {
+        "unit": "pages", "times_ns": [0, 5 * MS, 5 * MS + 1, 7 * MS - 1], "values": [3, 900, -2, 40], "dropped": 6,
+    }  # fmt: skip
+    assert show.main([run_id, "--store", str(store.folder)]) == 0
+    assert "series/long" in capsys.readouterr().out
 
 
 def test_the_info_is_frozen() -> None:

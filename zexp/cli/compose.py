@@ -22,12 +22,23 @@ def ready(strict: bool = True) -> plugins.Registry:
     return registry
 
 
+def spelled_out(overrides: list[str]) -> list[str]:
+    """``from=DIR``, short for the folder a workload takes its cgroups from, under its own key."""
+    return [f"workload.folder={_quoted(o[5:])}" if o.startswith("from=") else o for o in overrides]
+
+
+def _quoted(path: str) -> str:
+    """A path as Hydra reads it, whatever it is made of."""
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def compose(overrides: list[str]) -> DictConfig:
     """Compose a configuration as ``zexp run`` would."""
     import hydra
 
     with errors(), hydra.initialize_config_dir(str(schema.folder()), version_base="1.3"):
-        return hydra.compose("config", overrides)
+        return hydra.compose("config", spelled_out(overrides))
 
 
 @contextmanager

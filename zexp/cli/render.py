@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zexp.result.published import Outcome, compare, compare_times
-from zexp.workload import WORKLOADS
+from zexp.result.published import Comparison, Outcome, compare, compare_times
+from zexp.workload import WORKLOADS, Headline, Workload
 
 MAX_ROWS = 16
 
@@ -18,21 +18,21 @@ def plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def unit(run: Outcome) -> str:
-    """What a run's figures are per."""
-    workload = WORKLOADS.get(str(run.at("workload.name")))
-    return workload.unit if workload is not None else "page"
+def workload(run: Outcome) -> type[Workload]:
+    """The workload of a run."""
+    return WORKLOADS.get(str(run.at("workload.name")), Workload)
 
 
 def run_tables(console: Console, run: Outcome, title: str) -> None:
     """One run: its perf-style table, with the published figures beside it where there are any."""
-    published = {c.figure: c for c in compare(run)}
+    comparisons = compare(run)
+    published = {c.figure: c for c in comparisons if not c.is_metric}
     comms = {row["comm"] for row in run.profile}
     table = plain_table(title)
     if len(comms) > 1:
         table.add_column("comm", no_wrap=True)
     table.add_column("symbol", no_wrap=True, min_width=28)
-    for column in ("self %", "child %", f"ns/{unit(run)}"):
+    for column in ("self %", "child %", f"ns/{workload(run).unit}"):
         table.add_column(column, justify="right", no_wrap=True)
     if published:
         for column in ("publ. %", "error", ""):
@@ -55,28 +55,59 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
     if run.profile:
         base = run.profile[0]["base"] if len(comms) == 1 else "CPU time of the row's comm"
         console.print(f"100 % is the {base}", style="dim")
+    if workload(run).governed_by == "flush":  # a profile alone does not say what they are about
+        headlines(console, [("", run)], "in short")
+    published_metrics(console, comparisons)
+
+
+def headlines(console: Console, runs: Sequence[tuple[str, Outcome]], title: str) -> None:
+    """The metrics by which runs of this workload are compared; one row a metric, so that many fit a terminal."""
+    table = plain_table(title)
+    if len(runs) == 1:
+        table.add_column("metric", no_wrap=True)
+        table.add_column("", justify="right")
+        for line in workload(runs[0][1]).headlines:
+            table.add_row(line.title, headline(runs[0][1], line))
+    else:
+        table.add_column("run", no_wrap=True)
+        for line in workload(runs[0][1]).headlines:
+            table.add_column(line.title, justify="right")
+        for name, run in runs:
+            table.add_row(name, *(headline(run, line) for line in workload(runs[0][1]).headlines))
+    console.print(table)
+
+
+def headline(run: Outcome, line: Headline) -> str:
+    """One cell."""
+    return f"{run.metrics.get(line.metric, 0.0) * line.scale:.{line.digits}f}"
+
+
+def published_metrics(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Published metrics beside the run's."""
+    rows = [c for c in comparisons if c.is_metric]
+    if not rows:
+        return
+    table = plain_table("published beside simulated")
+    for column in ("arm", "metric"):
+        table.add_column(column, no_wrap=True)
+    for column in ("simulated", "published", "error"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for c in rows:
+        table.add_row(c.arm, c.figure, *_numbers(c), "fitted" if c.fitted else "predicted")
+    console.print(table)
+
+
+def _numbers(c: Comparison) -> tuple[str, str, str]:
+    return f"{c.simulated:.4g}", f"{c.published:.4g}", f"{c.error:+.3g}"
 
 
 def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: str) -> None:
     """All runs of a sweep side by side, and the ratios of times that were published."""
-    table = plain_table("comparison")
-    table.add_column("run", no_wrap=True)
-    per = unit(runs[0][1])
-    for column in ("time ms", f"ns/{per}", "accounting %", f"lock wait ns/{per}", f"transfers /{per}", f"M{per}s/s"):
-        table.add_column(column, justify="right")
-    for name, run in runs:
-        m = run.metrics
-        table.add_row(
-            name,
-            f"{m['time/total_ms']:.1f}",
-            f"{m['time/cpu_ns_per_page']:.1f}",
-            f"{m['accounting/self_pct']:.2f}",
-            f"{m['lock/wait_ns_per_page']:.1f}",
-            f"{m['line/transfers_per_page']:.3f}",
-            f"{m['throughput/pages_per_s'] / 1e6:.3f}",
-        )
-    console.print(table)
-    comparisons = [(name, c) for name, run in runs for c in compare(run)]
+    headlines(console, runs, "comparison")
+    compared = [c for _, run in runs for c in compare(run)]
+    published_metrics(console, compared)
+    comparisons = [c for c in compared if not c.is_metric]
     if comparisons:
         beside = plain_table("published beside simulated")
         beside.add_column("arm", no_wrap=True)
@@ -84,7 +115,7 @@ def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: 
         for column in ("simulated", "published", "error"):
             beside.add_column(column, justify="right")
         beside.add_column("")
-        for _, c in comparisons:
+        for c in comparisons:
             note = "fitted" if c.fitted else "predicted"
             beside.add_row(c.arm, c.figure, f"{c.simulated:.2f}", f"{c.published:.2f}", f"{c.error:+.2f}", note)
         for ratio in compare_times([run for _, run in runs]):
@@ -97,4 +128,5 @@ def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: 
                 "predicted",
             )
         console.print(beside)
+    if compared:
         console.print(f"published: {source}", style="dim")

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from zexp import experiment, schema
 from zexp.cli import render
-from zexp.cli.compose import errors, ready
+from zexp.cli.compose import errors, ready, spelled_out
 from zexp.errors import Interrupted, ZexpError
 from zexp.result.published import Outcome
 from zexp.tracking import Recorder, RunInfo, Store, list_runs, load_run, run_url
@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     import hydra
 
     registry = ready()
+    argv = spelled_out(argv)
     signal.signal(signal.SIGTERM, _terminated)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole; we print them
     sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" if _is_sweep(argv) else None

@@ -27,6 +27,11 @@ class KernelBuilder(Builder):
         self.config = config
         self.accounting_stacks: set[tuple[str, ...]] = set()
 
+    @property
+    def comm(self) -> str:
+        """The name of the threads whose code is being staged."""
+        return self._current().comm
+
     def symbol(self, function: str) -> str:
         """This kernel version's name of a function of the model."""
         return self.config.symbols.get(function, function)

@@ -22,13 +22,15 @@ class TreeConfig:
     slices: int = 17
     """Below the root. The first holds most of the others, the second fewer, and so on."""
     fanout: int = 3
-    """Children of a service."""
+    """Children of a service, and of each of those, as deep as the tree goes."""
     updates_per_s: float = 2e6
     """Calls of memcg_rstat_updated on the whole machine, shared out over its CPUs evenly."""
     skew: float = 1.0
     """Exponent of Zipf's law by which the traffic is shared out over the leaves; 0: evenly."""
     cpus_per_leaf: int = 0
     """On how many CPUs, any of them, the tasks of a leaf run; 0: on all."""
+    depth: int = 3
+    """Levels below the root; with 1 there are only slices, with 2 services without children."""
 
     def validate(self, key: str = "workload.tree") -> None:
         """Raise ``ConfigError`` for a tree that cannot be."""
@@ -37,6 +39,7 @@ class TreeConfig:
             ("slices", 0, 100_000),
             ("fanout", 0, 100_000),
             ("cpus_per_leaf", 0, 1 << 20),
+            ("depth", 1, 32),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
@@ -45,6 +48,9 @@ class TreeConfig:
             raise ConfigError(f"{key}.slices", self.slices, f"at most {self.cgroups - 1}, the cgroups below the root")
         if self.slices == 0 and self.cgroups > 1:
             raise ConfigError(f"{key}.slices", self.slices, f"at least 1 to hold {self.cgroups - 1} cgroups")
+        below = self.cgroups - 1 - self.slices
+        if self.depth == 1 and below:
+            raise ConfigError(f"{key}.depth", self.depth, f"at least 2 to hold {below} cgroups below the slices")
         if not 0 < self.updates_per_s <= 1e10:
             raise ConfigError(f"{key}.updates_per_s", self.updates_per_s, "above 0, at most 1e10")
         if not 0 <= self.skew <= 10:
@@ -125,16 +131,15 @@ def build_tree(config: TreeConfig) -> CgroupTree:
         slice_ = len(parent)
         parent.append(0)
         level.append(1)
-        service, left = -1, 0
+        # where the next cgroup may go, deepest last, each with its room for children
+        open_ = [[slice_, members]]
         for _ in range(members):
-            if left == 0:
-                service, left = len(parent), config.fanout
-                parent.append(slice_)
-                level.append(2)
-            else:
-                left -= 1
-                parent.append(service)
-                level.append(3)
+            while open_[-1][1] == 0 or len(open_) == config.depth:
+                open_.pop()
+            open_[-1][1] -= 1
+            open_.append([len(parent), config.fanout])
+            parent.append(open_[-2][0])
+            level.append(len(open_))
     parents, count = np.array(parent, np.int64), len(parent)
     end = np.arange(1, count + 1)
     for cgroup in range(count - 1, 0, -1):

@@ -65,6 +65,9 @@ class KernelConfig:
     """One list_lru lock per ``node`` (to 6.12), or per ``memcg`` and node."""
     exclusive_loads: bool = True
     """zswap_load frees the entry at once."""
+    rstat_trees: str = "one"
+    """``one`` for all statistics, or one ``per_subsystem`` (6.16 on): then memory.stat, cpu.stat and io.stat each flush
+    their own, under a lock of their own."""
     rstat_lock: str = "spinlock"
     """``spinlock``, or ``mutex`` with optimistic spinning (never merged; run in production by Cloudflare)."""
     rstat_lock_drop: str = "contended"
@@ -81,6 +84,20 @@ class KernelConfig:
     """What a second flusher does: queue (``serialise``) or ``skip``, with stale statistics (to 6.7)."""
     flush_sites: dict[str, str] = field(default_factory=dict)
     """How each call site flushes: ``sync``, ``ratelimited`` or ``forced``, without a threshold."""
+    lru_gen: bool = False
+    """Multi-generational LRU (lru_gen_enabled) instead of active and inactive lists."""
+    swappiness: int = 60
+    watermark_scale_factor: int = 10
+    """Distance of the watermarks in 1/10,000 of a node's memory."""
+    min_free_kbytes: int = 0
+    """0: as the kernel chooses it."""
+    zswap_shrinker: str = "off"
+    """``none`` (to 6.7), or whether shrinker_enabled is ``on`` or ``off``."""
+    zswap_shrinker_protection: str = "second_chance"
+    """What the shrinker spares: as many entries as are ``protected`` (6.8), or each once, and one for each page that
+    had to come back from the disk (``second_chance``, 6.11)."""
+    shrink_worker_batch: int = 1
+    """Entries the shrink worker walks in each memcg and node before it goes on to the next."""
     max_pool_percent: int = 20
     accept_threshold_percent: int = 90
     cycles_per_instruction: float = 0.6
@@ -98,6 +115,10 @@ class KernelConfig:
             ("swap_pte_batch", self.swap_pte_batch, 1, 512),
             ("cluster_slots", self.cluster_slots, 1, 1 << 20),
             ("zsmalloc_chain", self.zsmalloc_chain, 1, 64),
+            ("swappiness", self.swappiness, 0, 200),
+            ("watermark_scale_factor", self.watermark_scale_factor, 1, 3000),
+            ("min_free_kbytes", self.min_free_kbytes, 0, 1 << 30),
+            ("shrink_worker_batch", self.shrink_worker_batch, 1, 1 << 20),
             ("resched_ns", self.resched_ns, 1, 10**12),
             ("max_pool_percent", self.max_pool_percent, 1, 100),
             ("accept_threshold_percent", self.accept_threshold_percent, 1, 100),
@@ -116,8 +137,11 @@ class KernelConfig:
             ("swap_cache", self.swap_cache, ("xarray", "table")),
             ("zsmalloc_lock", self.zsmalloc_lock, ("pool", "migrate_lock", "class")),
             ("list_lru_lock", self.list_lru_lock, ("node", "memcg")),
+            ("rstat_trees", self.rstat_trees, ("one", "per_subsystem")),
             ("rstat_lock", self.rstat_lock, ("spinlock", "mutex")),
             ("rstat_lock_drop", self.rstat_lock_drop, ("never", "resched", "contended", "every_cpu")),
+            ("zswap_shrinker", self.zswap_shrinker, ("none", "off", "on")),
+            ("zswap_shrinker_protection", self.zswap_shrinker_protection, ("protected", "second_chance")),
             ("flush_scope", self.flush_scope, ("tree", "subtree")),
             ("flush_threshold", self.flush_threshold, ("global", "memcg")),
             ("concurrent_flush", self.concurrent_flush, ("serialise", "skip")),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zexp.errors import ConfigError, near
 from zexp.kernel.builder import PAGE_BYTES, KernelBuilder
-from zexp.program import IntLike, Value
+from zexp.program import Array, IntLike, Value
 
 if TYPE_CHECKING:
     from zexp.kernel.policy import FlushStrategy
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 FLUSH_TIME_NS = 2_000_000_000
 """Period of the periodic flusher."""
 MEMCG_CHARGE_BATCH = 64
+NEVER = 1 << 62
+"""An age in ns that nothing reaches."""
 
 
 class MemControl:
@@ -82,6 +85,13 @@ class VmStats:
         self.rstat, self.strategy = rstat, strategy
         rates = np.maximum(np.rint(rstat.tree.updates_per_s), 0).astype(np.int64)
         self.updates_per_s = k.bookkeeping("updates/s of subtree", len(rates), rates)
+        with np.errstate(divide="ignore"):
+            ages = MEMCG_CHARGE_BATCH * k.machine.cpus * 1e9 / rstat.tree.updates_per_s
+        self.need_age = k.bookkeeping(
+            "age at which a flush is needed, ns", len(ages), np.minimum(ages, NEVER).astype(np.int64)
+        )
+        self.flushed_ns = rstat.flushed_ns
+        """By cgroup: when its statistics were brought up to date."""
         self.ongoing = k.var("stats_flush_ongoing")
         self.flush_last_time = k.var("flush_last_time")
         """When the last root flush began, ns."""
@@ -92,15 +102,23 @@ class VmStats:
 
     def flush_at(self, k: KernelBuilder, site: str, memcg: IntLike) -> None:
         """What the call site ``site`` does before it reads the statistics of ``memcg``."""
-        if site in self.strategy.sites:
-            self.strategy.flush(k, self, memcg)
-            return
         how = {
             "sync": self.mem_cgroup_flush_stats,
             "ratelimited": self.mem_cgroup_flush_stats_ratelimited,
             "forced": self.do_flush_stats,
         }
-        how[k.config.flush_sites[site]](k, memcg)
+        with self.rstat.on_behalf_of(k, site):
+            if site in self.strategy.sites:
+                self.strategy.flush(k, self, memcg)
+            else:
+                how[k.config.flush_sites[site]](k, memcg)
+
+    def statistic(self, k: KernelBuilder, name: str, current: Array) -> Array:
+        """Declare a statistic: ``current[c]`` is kept by the caller, of the subtree of cgroup ``c``.
+
+        Returns its values as flushed last, which is what the kernel reads. Before any flush is staged.
+        """
+        return self.rstat.statistic(k, name, current)
 
     def pending_updates(self, k: KernelBuilder, memcg: IntLike) -> Value:
         """Updates in a subtree since it was flushed last."""
@@ -110,7 +128,7 @@ class VmStats:
     def memcg_vmstats_needs_flush(self, k: KernelBuilder, memcg: IntLike) -> Value:
         """1 if more than 64 updates a CPU wait in the cgroup (before 6.8: in the whole tree)."""
         whose = memcg if k.config.flush_threshold == "memcg" else 0
-        return self.pending_updates(k, whose) > MEMCG_CHARGE_BATCH * k.machine.cpus
+        return k.now_ns() - k.load(self.flushed_ns[whose]) > k.load(self.need_age[whose])
 
     def mem_cgroup_flush_stats(self, k: KernelBuilder, memcg: IntLike) -> None:
         """Flush a cgroup's subtree if enough has happened in it."""
@@ -124,25 +142,45 @@ class VmStats:
             with k.if_(late):
                 self.mem_cgroup_flush_stats(k, memcg)
 
-    def do_flush_stats(self, k: KernelBuilder, memcg: IntLike) -> None:
-        """Flush without asking; where versions skip when another flush is under way, skip."""
-        whose = memcg if k.config.flush_scope == "subtree" else 0
+    def flushed_with(self, k: KernelBuilder, memcg: IntLike) -> IntLike:
+        """The cgroup whose subtree is flushed when ``memcg`` needs it: itself, or (before 6.8) the root."""
+        return memcg if k.config.flush_scope == "subtree" else 0
+
+    def do_flush_stats(
+        self, k: KernelBuilder, memcg: IntLike, still_wanted: Callable[[], IntLike] | None = None
+    ) -> None:
+        """Flush without asking; where versions skip when another flush is under way, skip.
+
+        ``still_wanted`` is asked once the lock has been taken.
+        """
+        whose = self.flushed_with(k, memcg)
         if k.config.concurrent_flush == "serialise":
-            self._flush(k, whose)
+            self._flush(k, whose, still_wanted)
             return
         with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
-            self._flush(k, whose)
+            self._flush(k, whose, still_wanted)
             k.store(self.ongoing, 0)
         with k.else_():
             k.count("rstat/skipped")
 
-    def _flush(self, k: KernelBuilder, memcg: IntLike) -> None:
-        if isinstance(memcg, Value):
-            with k.if_(memcg == 0):
+    def _flush(self, k: KernelBuilder, memcg: IntLike, still_wanted: Callable[[], IntLike] | None) -> None:
+        def root_flush() -> None:
+            if isinstance(memcg, Value):
+                with k.if_(memcg == 0):
+                    k.store(self.flush_last_time, k.now_ns())
+            elif memcg == 0:
                 k.store(self.flush_last_time, k.now_ns())
-        elif memcg == 0:
-            k.store(self.flush_last_time, k.now_ns())
-        self.rstat.cgroup_rstat_flush(k, memcg)
+
+        def wanted() -> IntLike:
+            assert still_wanted is not None
+            answer = still_wanted()
+            with k.if_(answer):
+                root_flush()
+            return answer
+
+        if still_wanted is None:
+            root_flush()
+        self.rstat.cgroup_rstat_flush(k, memcg, wanted if still_wanted is not None else None)
 
     def flush_memcg_stats_dwork(self, k: KernelBuilder, late_ns: int) -> Body:
         """The periodic flusher, a deferrable worker: ``late_ns`` after it is due, it flushes the root."""
@@ -152,5 +190,6 @@ class VmStats:
             k.for_range(1 << 62),
         ):
             k.sleep_ns(FLUSH_TIME_NS + late_ns)
-            self.do_flush_stats(k, 0)
+            with self.rstat.on_behalf_of(k, "periodic"):
+                self.do_flush_stats(k, 0)
         return thread

@@ -13,6 +13,7 @@ from zexp.program.memory import (
     PerCpu,
     PerNode,
     Ref,
+    Series,
     WaitQueue,
 )
 from zexp.program.program import Program
@@ -35,6 +36,7 @@ __all__ = [
     "PerNode",
     "Program",
     "Ref",
+    "Series",
     "StagingError",
     "Value",
     "WaitQueue",

@@ -15,10 +15,11 @@ from zexp.program.isa import Op
 from zexp.program.memory import (
     LockRef,
     Ref,
+    Series,
     WaitQueue,
 )
 from zexp.program.optimise import optimise
-from zexp.program.program import Program, ThreadInfo
+from zexp.program.program import Program, SeriesInfo, ThreadInfo
 from zexp.program.staging import MAX_WORK_CYCLES, Body, Scope
 from zexp.program.values import IntLike, Value
 
@@ -59,11 +60,23 @@ class Builder(Declarations, ControlFlow):
             raise StagingError(f"spawn: start_ns={start_ns} is before the start of the run")
         self._threads.append((body, cpu, start_ns, {k: self._number(v) for k, v in args.items()}))
 
+    def run_until(self, time_ns: int) -> None:
+        """The run ends ``time_ns`` after its start at the latest: nothing is executed from then on.
+
+        Such a program needs no thread that ends. It ends then, too, if all its threads wait for ever.
+        """
+        time_ns = self._number(time_ns)
+        if self._horizon_ns is not None:
+            raise StagingError(f"run_until({time_ns}): the run already ends at {self._horizon_ns} ns")
+        if time_ns <= 0:
+            raise StagingError(f"run_until({time_ns}): give a positive number of ns")
+        self._horizon_ns = time_ns
+
     def finish(self) -> Program:
         """Freeze the program."""
         if self._body is not None:
             raise StagingError(f"finish inside the code of thread {self._body.comm!r}")
-        if not any(not body.daemon for body, *_ in self._threads):
+        if not self._threads or (self._horizon_ns is None and all(body.daemon for body, *_ in self._threads)):
             raise StagingError("the program has no thread that ends: spawn one that is not a daemon")
         starts = sorted({body.start for body in self._bodies})
         lean, position = optimise([list(row) for row in self.code], starts)
@@ -80,8 +93,23 @@ class Builder(Declarations, ControlFlow):
                 registers[register] = args[name]
             threads.append(ThreadInfo(body.comm, body.daemon, cpu, start_ns, position[body.start], registers))
         return Program.freeze(
-            code, where, self.frames, threads, self.memory, self._queues, self._metrics, self._histograms
+            code,
+            where,
+            self.frames,
+            threads,
+            self.memory,
+            self._queues,
+            self._metrics,
+            self._histograms,
+            [self._series_info(series) for series in self._series],
+            self._horizon_ns,
         )
+
+    def _series_info(self, series: Series) -> SeriesInfo:
+        recorded, times, values = (
+            self.memory.settle(array.base) for array in (series.recorded, series.times_ns, series.values)
+        )
+        return SeriesInfo(series.name, series.unit, len(series.values), recorded, times, values)
 
     # ---- work and values -------------------------------------------------------------------------------------------
 
@@ -282,3 +310,19 @@ class Builder(Declarations, ControlFlow):
             names.append(histogram)
             self._histograms.append((histogram, unit))
         self._emit(Op.OBSERVE, names.index(histogram), self._reg(value))
+
+    def record(self, series: Series, value: IntLike) -> None:
+        """Append ``value`` with the present time to a series, at no cost; the run counts what does not fit.
+
+        All threads may record into the same series: it is in the order of time.
+        """
+        if not isinstance(series, Series):
+            raise StagingError(f"{series!r} is not a series: declare one with k.series")
+        self._own(series.builder, f"series {series.name!r}")
+        # This comes first for what a call may charge with the instruction that follows it: from here on no time passes.
+        kept = self.local(value)
+        now = self.now_ns()
+        place = self.atomic_add(series.recorded[0]) - 1
+        with self.if_(place < len(series.values)):
+            self.store(series.times_ns[place], now)
+            self.store(series.values[place], kept)

@@ -20,6 +20,7 @@ from zexp.program.memory import (
     PerCpu,
     PerNode,
     Ref,
+    Series,
     WaitQueue,
 )
 from zexp.program.staging import INT64_MAX, Staging
@@ -107,6 +108,18 @@ class Declarations(Staging):
         """A queue for ``wait_event`` and ``wake``."""
         self._queues.append(name)
         return WaitQueue(self, name, len(self._queues) - 1)
+
+    def series(self, name: str, length: int, unit: str) -> Series:
+        """A time series of at most ``length`` values in ``unit``, for ``record``; the run reports it as ``name``."""
+        if any(name == other.name for other in self._series):
+            raise StagingError(f"series {name!r} is declared twice")
+        length = self._number(length)
+        recorded = self.bookkeeping(f"{name} recorded", 1)
+        series = Series(
+            self, name, unit, recorded, self.bookkeeping(f"{name} times", length), self.bookkeeping(name, length)
+        )
+        self._series.append(series)
+        return series
 
     def _init(self, name: str, length: int, init: object) -> npt.NDArray[np.int64]:
         if length < 1:

@@ -138,6 +138,19 @@ class WaitQueue:
     number: int
 
 
+@dataclass(frozen=True, eq=False)
+class Series:
+    """What ``k.record`` appends to: a value and its time, as often as there is room."""
+
+    builder: Staging
+    name: str
+    unit: str
+    recorded: Array
+    """One element: how often something was recorded, room or not."""
+    times_ns: Array
+    values: Array
+
+
 @dataclass(frozen=True)
 class VariableInfo:
     """What the engine and the listing need to know of a declared variable or array."""
@@ -201,6 +214,17 @@ class Memory:
         self.init_untracked.append(init)
         self.variables.append(VariableInfo(name, base, len(init), False))
         return base
+
+    def initial(self, array: Array) -> Ints:
+        """The values an array starts with."""
+        if array.base < self.UNTRACKED:
+            return np.array(self.init_tracked[array.base : array.base + array.length], np.int64)
+        base = self.UNTRACKED
+        for init in self.init_untracked:
+            if base == array.base:
+                return init
+            base += len(init)
+        raise StagingError(f"{array.name} belongs to another program")
 
     def declare_locks(self, name: str, kind: LockKind, length: int, homes: list[int]) -> tuple[int, int]:
         """Declare locks, each on a line of its own or on the open shared line; returns base and class."""

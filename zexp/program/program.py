@@ -54,6 +54,19 @@ class LockClass:
     length: int
 
 
+@dataclass(frozen=True)
+class SeriesInfo:
+    """A time series; the last three are the first cells of what it consists of."""
+
+    name: str
+    unit: str
+    length: int
+    recorded: int
+    """How often something was recorded; more than ``length`` if the rest was dropped."""
+    times_ns: int
+    values: int
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Everything an engine needs; see ``isa`` for the code."""
@@ -79,6 +92,9 @@ class Program:
     metrics: tuple[str, ...]
     histograms: tuple[tuple[str, str], ...]
     """name, unit."""
+    series: tuple[SeriesInfo, ...]
+    horizon_ns: int | None
+    """When a run ends at the latest, in ns after its start."""
 
     @classmethod
     def freeze(
@@ -91,6 +107,8 @@ class Program:
         queues: Sequence[str],
         metrics: Sequence[str],
         histograms: Sequence[tuple[str, str]],
+        series: Sequence[SeriesInfo],
+        horizon_ns: int | None,
     ) -> Program:
         """Turn the builder's lists into arrays."""
         return cls(
@@ -109,6 +127,8 @@ class Program:
             queues=tuple(queues),
             metrics=tuple(metrics),
             histograms=tuple(histograms),
+            series=tuple(series),
+            horizon_ns=horizon_ns,
         )
 
     @cached_property
@@ -130,5 +150,5 @@ class Program:
         for t in self.threads:
             h.update(f"{t.comm}|{t.daemon}|{t.cpu}|{t.start_ns}|{t.pc}".encode() + t.registers.tobytes())
         names = (self.frames, self.variables, self.lock_classes, self.queues, self.metrics, self.histograms)
-        h.update(repr(names).encode())
+        h.update(repr((*names, self.series, self.horizon_ns)).encode())
         return h.hexdigest()

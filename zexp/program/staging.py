@@ -16,6 +16,7 @@ from zexp.program.memory import (
     LockRef,
     Memory,
     Ref,
+    Series,
 )
 from zexp.program.program import Frame
 from zexp.program.values import IntLike, Local, Value
@@ -86,9 +87,11 @@ class Staging:
         self._else: tuple[int, Scope] | None = None
         self._bodies: list[Body] = []
         self._threads: list[tuple[Body, int, int, dict[str, int]]] = []
+        self._horizon_ns: int | None = None
         self._queues: list[str] = []
         self._metrics: list[str] = []
         self._histograms: list[tuple[str, str]] = []
+        self._series: list[Series] = []
 
     @contextmanager
     def func(self, symbol: str) -> Iterator[None]:

@@ -2,6 +2,15 @@
 
 from zexp.result.histogram import Log2Histogram
 from zexp.result.profile import FunctionRow, Profile, StackTime
-from zexp.result.run_result import LineStats, LockStats, RunResult
+from zexp.result.run_result import LineStats, LockStats, RunResult, TimeSeries
 
-__all__ = ["FunctionRow", "LineStats", "LockStats", "Log2Histogram", "Profile", "RunResult", "StackTime"]
+__all__ = [
+    "FunctionRow",
+    "LineStats",
+    "LockStats",
+    "Log2Histogram",
+    "Profile",
+    "RunResult",
+    "StackTime",
+    "TimeSeries",
+]

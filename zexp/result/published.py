@@ -34,7 +34,7 @@ class Outcome:
         published = self.config.get("published") or {}
         if not published.get("source") or any(self.at(k) != v for k, v in published.get("when", {}).items()):
             return None
-        return str(self.at(published["by"]))
+        return "/".join(str(self.at(key)) for key in str(published["by"]).split())
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Comparison:
     published: float
     fitted: bool
     """The figure decided a constant of the model; otherwise the model predicts it."""
+    is_metric: bool = False
+    """``figure`` is a metric of the run; else a symbol's self %."""
 
     @property
     def error(self) -> float:
@@ -55,7 +57,7 @@ class Comparison:
 
 
 def compare(run: Outcome) -> list[Comparison]:
-    """Every published self % of the run's arm; symbols that must be absent are published as 0."""
+    """Every published self % and metric of the run's arm; symbols that must be absent are published as 0."""
     arm = run.arm
     if arm is None:
         return []
@@ -67,6 +69,10 @@ def compare(run: Outcome) -> list[Comparison]:
     ]
     rows += [
         Comparison(arm, symbol, run.self_pct(symbol), 0.0, False) for symbol in published.get("absent", {}).get(arm, [])
+    ]
+    rows += [
+        Comparison(arm, metric, run.metrics.get(metric, 0.0), value, metric in fitted, is_metric=True)
+        for metric, value in published.get("metrics", {}).get(arm, {}).items()
     ]
     return rows
 

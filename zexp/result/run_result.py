@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zexp.result.histogram import Log2Histogram
 from zexp.result.profile import Profile
@@ -15,6 +15,7 @@ class LockStats:
 
     name: str
     acquisitions: int
+    """Those whose thread went on with the lock before the run ended."""
     contended: int
     """Acquisitions that had to wait."""
     wait_ns: Log2Histogram
@@ -30,6 +31,19 @@ class LineStats:
     transfers: int
     """Accesses that had to fetch the line, or its ownership, from another cache or from memory."""
     transfer_ns: float
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """Values the program recorded in the course of time."""
+
+    unit: str
+    """Of the values."""
+    times_ns: tuple[int, ...]
+    """Since the start of the run, ascending."""
+    values: tuple[int, ...]
+    dropped: int = 0
+    """Later values, for which the program had declared no room."""
 
 
 @dataclass(frozen=True)
@@ -51,3 +65,4 @@ class RunResult:
     """Instructions the engine executed; 0 where an engine cannot say."""
     wall_s: float
     """Real seconds the engine took."""
+    series: Mapping[str, TimeSeries] = field(default_factory=dict)

@@ -15,11 +15,14 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from zexp.errors import ZexpError
-from zexp.result import FunctionRow, RunResult
+from zexp.result import FunctionRow, RunResult, TimeSeries
 from zexp.tracking import names, tables
 from zexp.tracking.store import Store, TrackingError
 
 TOP_METRICS = 10
+BATCH = 1000
+"""Metrics that MLflow takes at once."""
+NS_PER_MS = 1_000_000
 NOTES = "mlflow.note.content"
 WHOLE_TAGS = {"error": "traceback.txt", NOTES: "notes.md"}
 """Where to find the whole of a tag that was too long for MLflow."""
@@ -85,7 +88,10 @@ class Recorder:
             tags["profile_base"] = rows[0].base
         if skipped:
             tags["metrics_not_finite"] = ", ".join(skipped)
+        if dropped := [f"{name}={series.dropped}" for name, series in result.series.items() if series.dropped]:
+            tags["series_dropped"] = ", ".join(dropped)
         self._write(run_id, {**files, **(extra_files or {})}, metrics, names.params(info.config), tags)
+        self._write_series(run_id, result.series, metrics)
         self._terminate(run_id, "FINISHED")
 
     def fail(self, run_id: str, error: BaseException, status: Literal["FAILED", "KILLED"] = "FAILED") -> None:
@@ -127,10 +133,33 @@ class Recorder:
                 [RunTag(key, value) for key, value in _legal_tags(tags).items()],
             )
 
+    def _write_series(self, run_id: str, series: Mapping[str, TimeSeries], metrics: Mapping[str, float]) -> None:
+        """Write the history of each series, with whole ms of simulated time as step, and as timestamp on that clock."""
+        if not series:
+            return
+        client = self.store.client
+        from mlflow.entities import Metric
+
+        keys = names.legal_names([*metrics, *(f"series/{name}" for name in series)])[len(metrics) :]
+        with self.store.errors():
+            start_ms: int = client.get_run(run_id).info.start_time
+            history = [
+                Metric(key, float(value), start_ms + ms, ms)
+                for key, one in zip(keys, series.values(), strict=True)
+                for ms, value in _by_ms(one).items()
+            ]
+            for first in range(0, len(history), BATCH):
+                client.log_batch(run_id, history[first : first + BATCH])
+
     def _terminate(self, run_id: str, status: str) -> None:
         with self.store.errors():
             self.store.client.set_terminated(run_id, status)
         self._started.pop(run_id, None)
+
+
+def _by_ms(series: TimeSeries) -> dict[int, int]:
+    """The last value of each ms: of several at the same step, MLflow would take the largest for the latest."""
+    return {time // NS_PER_MS: value for time, value in zip(series.times_ns, series.values, strict=True)}
 
 
 def one_line(error: BaseException) -> str:

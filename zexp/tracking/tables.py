@@ -116,11 +116,15 @@ def tables(result: RunResult, rows: Sequence[FunctionRow]) -> list[Table]:
 
 def raw_files(result: RunResult) -> dict[str, bytes | str]:
     """The full-resolution data."""
-    return {
+    files: dict[str, bytes | str] = {
         "raw/profile.parquet": _parquet(result.profile),
         "raw/profile.folded": result.profile.folded(),
         "raw/histograms.json": _histograms(result),
     }
+    if result.series:
+        named = {name: vars(series) for name, series in result.series.items()}
+        files["raw/series.json"] = json.dumps(named, sort_keys=True) + "\n"
+    return files
 
 
 def config_yaml(config: Mapping[str, object]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from zexp.program import Body, Ref, Value
 
 if TYPE_CHECKING:
     from zexp.machine import Machine
+    from zexp.result import RunResult
 
 UNITS = {
     "": 1,
@@ -74,6 +76,16 @@ def place(machine: Machine, how: str, count: int, key: str) -> list[int]:
     return [cpu for *_, cpu in order[:count]]
 
 
+@dataclass(frozen=True)
+class Headline:
+    """One of the metrics by which runs of a workload are compared: a column of the table that ends a sweep."""
+
+    title: str
+    metric: str
+    digits: int
+    scale: float = 1.0
+
+
 @dataclass
 class Load:
     """What a staged workload tells the experiment about itself."""
@@ -86,6 +98,8 @@ class Load:
     """A variable that shows how far the run is: it goes from ``watch_from`` to ``watch_to``."""
     watch_from: int = 0
     watch_to: int = 0
+    derive: Callable[[RunResult], Mapping[str, float]] = field(default=lambda result: {})
+    """Metrics that follow from the result, beside those every run has."""
 
 
 def emptying(mm: Mm, pages: int, comm: str) -> Load:
@@ -124,6 +138,14 @@ class Workload(ABC):
     """What its figures are per."""
     governed_by: ClassVar[str] = "accounting"
     """The kind of policy it is about."""
+    headlines: ClassVar[tuple[Headline, ...]] = (
+        Headline("time ms", "time/total_ms", 1),
+        Headline("ns/page", "time/cpu_ns_per_page", 1),
+        Headline("accounting %", "accounting/self_pct", 2),
+        Headline("lock wait ns/page", "lock/wait_ns_per_page", 1),
+        Headline("transfers /page", "line/transfers_per_page", 3),
+        Headline("Mpages/s", "throughput/pages_per_s", 3, 1e-6),
+    )
     placement: str = "spread"
     """Which CPUs they run on: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
 
@@ -182,6 +204,12 @@ def at_least(key: str, value: int, low: int) -> None:
     """Raise ``ConfigError`` unless ``value`` is ``low`` or more."""
     if value < low:
         raise ConfigError(f"workload.{key}", value, f"a whole number from {low} up")
+
+
+def between(key: str, value: float, low: float, high: float) -> None:
+    """Raise ``ConfigError`` unless ``value`` is in a range."""
+    if not low <= value <= high:
+        raise ConfigError(f"workload.{key}", value, f"allowed: {low:g} to {high:g}")
 
 
 def build_mm(

@@ -16,12 +16,13 @@ from zexp.engine.sim import state as st
 from zexp.engine.sim import vm
 from zexp.engine.sim.exponential import table
 from zexp.errors import Interrupted, SimulationError
-from zexp.program.isa import WORK_UNIT
-from zexp.result import LineStats, LockStats, Log2Histogram, Profile, RunResult, StackTime
+from zexp.program.isa import FIRST_VISIBLE, WORK_UNIT
+from zexp.result import LineStats, LockStats, Log2Histogram, Profile, RunResult, StackTime, TimeSeries
 
 if TYPE_CHECKING:
     from zexp.machine import Machine
     from zexp.program import Program, Ref
+    from zexp.program.program import SeriesInfo
 
 PS_PER_NS = 1000
 FIRST_SLICE = 2_000_000
@@ -70,6 +71,15 @@ def _cycles_ps(cycles: float, scale: int) -> int:
     return (round(cycles * WORK_UNIT) * scale) >> 20
 
 
+def _horizon_ps(program: Program) -> int:
+    if program.horizon_ns is None:
+        return st.MAX_TIME
+    if program.horizon_ns * PS_PER_NS > st.MAX_TIME:
+        most = st.MAX_TIME // PS_PER_NS
+        raise SimulationError(f"run_until {program.horizon_ns} ns: a run can simulate at most {most} ns")
+    return program.horizon_ns * PS_PER_NS
+
+
 def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     """The state of the virtual machine at time 0."""
     threads, groups = program.threads, {c: i for i, c in enumerate(program.comms)}
@@ -83,7 +93,8 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
     lines, locks = len(program.line_home), len(program.lock_line)
     busy = {t.cpu for t in threads}
     th = np.zeros((len(threads), st.THREAD), np.int64)
-    heap = np.zeros(len(threads) + 1, np.int64)
+    heap = np.zeros(len(threads) + 2, np.int64)
+    horizon, live = _horizon_ps(program), sum(not t.daemon for t in threads)
     offset = 0
     for tid, t in enumerate(threads):
         scale = _scale(machine, busy, t.cpu)
@@ -91,14 +102,17 @@ def prepare(program: Program, machine: Machine, seed: int) -> st.State:
         th[tid, [st.T_TIME, st.T_START, st.T_PC, st.T_REGISTERS]] = start, start, t.pc, offset
         th[tid, [st.T_CPU, st.T_NODE, st.T_GROUP]] = t.cpu, machine.node_of[t.cpu], groups[t.comm]
         th[tid, [st.T_STATE, st.T_DAEMON, st.T_SCALE]] = st.NEW, t.daemon, scale
+        # What a thread does ahead of time must not come after the end of the run: only a daemon does not know that end.
+        th[tid, st.T_ORDERED] = 0 if t.daemon and live else FIRST_VISIBLE
         th[tid, st.T_HIT] = _cycles_ps(machine.core.l1_hit_cycles, scale)
         th[tid, st.T_ATOMIC] = _cycles_ps(machine.core.atomic_cycles, scale)
         th[tid, st.T_STORE] = _cycles_ps(1, scale)
         offset += len(t.registers)
-    for i, key in enumerate(sorted((int(th[tid, st.T_TIME]) << st.TID_BITS) | tid for tid in range(len(threads)))):
-        heap[i] = key
-    scalars = np.zeros(5, np.int64)
-    scalars[[st.G_HEAP, st.G_LIVE, st.G_CURRENT]] = len(threads), sum(not t.daemon for t in threads), -1
+    keys = [(int(th[tid, st.T_TIME]) << st.TID_BITS) | tid for tid in range(len(threads))]
+    keys.append(((horizon - 1) << st.TID_BITS) | st.NOBODY)
+    heap[: len(keys)] = sorted(keys)
+    scalars = np.zeros(st.SCALARS, np.int64)
+    scalars[[st.G_HEAP, st.G_LIVE, st.G_CURRENT, st.G_HORIZON]] = len(keys), live, -1, horizon
     lock = np.full((locks, st.LOCK), -1, np.int64)
     mutexes = [n for n in range(locks) if program.lock_classes[program.lock_class[n]].kind.mutex]
     return st.State(
@@ -169,7 +183,7 @@ def run(
     observer: Observer | None = None,
     notify: Notify = lambda message: None,
 ) -> RunResult:
-    """Run a program to its end.
+    """Run a program to its end, or to its horizon.
 
     ``watch`` is a variable of its own whose value the observer is told. The result's ``metrics`` hold what the program
     counted; callers add what they derive. Raises ``SimulationError`` if
@@ -190,8 +204,8 @@ def run(
             position = int(state.thread[:, st.T_TIME].sum()), int(state.scalars[st.G_HEAP])
             standstill = standstill + budget if position == last else 0
             last = position
-            if standstill > LIVELOCK_INSTRUCTIONS:
-                culprit = current if current >= 0 else int(state.heap[0]) & st.TID_MASK
+            culprit = current if current >= 0 else int(state.heap[0]) & st.TID_MASK
+            if standstill > LIVELOCK_INSTRUCTIONS and culprit != st.NOBODY:
                 raise SimulationError(f"no time passes: endless loop in {_where(program, state, culprit)}")
             if observer is not None:
                 now = int(state.thread[current, st.T_TIME]) if current >= 0 else 0
@@ -265,4 +279,12 @@ def _result(program: Program, state: st.State, wall_s: float) -> RunResult:
         },
         instructions=int(state.scalars[st.G_EXECUTED]),
         wall_s=wall_s,
+        series={series.name: _time_series(series, state) for series in program.series},
     )
+
+
+def _time_series(series: SeriesInfo, state: st.State) -> TimeSeries:
+    recorded = int(state.cells[series.recorded])
+    kept = min(recorded, series.length)
+    times, values = (state.cells[base : base + kept].tolist() for base in (series.times_ns, series.values))
+    return TimeSeries(series.unit, tuple(times), tuple(values), recorded - kept)

@@ -114,11 +114,11 @@ def acquire(v, tid, number, now, mutex, queue_frame, spin_frame):
     """Take a lock, or join its queue: True if the thread goes on at ``now``, the time its locked access is done."""
     lock = number * LOCK
     me = tid * THREAD
-    v.lock_stat[v.lock_class[number] * LOCK_STATS + S_ACQUIRED] += 1
     holder = v.lock[lock + L_HOLDER]
     if holder < 0:
         v.lock[lock + L_HOLDER] = tid
         v.lock[lock + L_HELD_SINCE] = now
+        v.lock_stat[v.lock_class[number] * LOCK_STATS + S_ACQUIRED] += 1
         if mutex:
             v.thread[me + T_MUTEXES] += 1
         return True
@@ -151,6 +151,7 @@ def grant(v, number, tid, at, mutex):
     heap_push(v, (at << TID_BITS) | tid)
     stats = v.lock_class[number] * LOCK_STATS
     wait_ns = whole_ns(at - v.thread[me + T_ARRIVED])
+    v.lock_stat[stats + S_ACQUIRED] += 1
     v.lock_stat[stats + S_CONTENDED] += 1
     v.lock_stat[stats + S_WAIT_NS] += wait_ns
     v.lock_stat[stats + WAIT_BUCKETS + bit_length(wait_ns)] += 1

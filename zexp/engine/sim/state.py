@@ -15,8 +15,10 @@ Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 TID_BITS = 12
-MAX_THREADS = 1 << TID_BITS
-TID_MASK = MAX_THREADS - 1
+TID_MASK = (1 << TID_BITS) - 1
+MAX_THREADS = TID_MASK
+NOBODY = TID_MASK
+"""Its entry in the heap is the last before the horizon: who meets it knows that nothing can run any more."""
 FOREVER = 1 << 62
 MAX_TIME = 1 << 50
 """A run that gets here (1,126 s) has failed: keys of the heap must fit 64 bits, with a margin for what is under way."""
@@ -56,7 +58,8 @@ RUNNING, SPINNING, PARKED, SLEEPING, WAITING, HALTED, NEW = range(7)
     T_ARMED,  # wait queue: 0 not in one, 1 in one, 2 woken
     T_MUTEXES,  # held
     T_OFF_CPU,  # ps asleep
-) = range(27)
+    T_ORDERED,  # opcodes from here on it executes in the order of time, others when it likes
+) = range(28)
 THREAD = 32
 
 # Columns of a lock's row; queues link thread numbers.
@@ -71,7 +74,15 @@ HISTOGRAM = 65
 """64 buckets and the total."""
 
 # Scalars.
-G_HEAP, G_LIVE, G_EXECUTED, G_CURRENT, G_END = range(5)
+(
+    G_HEAP,  # entries
+    G_LIVE,  # threads that are no daemons and have not ended
+    G_EXECUTED,  # instructions
+    G_CURRENT,  # thread, or -1; at the end of a run the one that ended it, -1: the horizon did
+    G_END,  # ps
+    G_HORIZON,  # ps; nothing is executed from then on. MAX_TIME: there is none
+) = range(6)
+SCALARS = 6
 
 
 class State(NamedTuple):

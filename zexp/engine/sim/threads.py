@@ -3,24 +3,15 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,call-arg,var-annotated"
 from __future__ import annotations
 
-import numpy as np
-
-from zexp.engine.sim.jit import inlined, jit
-from zexp.engine.sim.pointers import reference
+from zexp.engine.sim.jit import inlined
 from zexp.engine.sim.state import (
-    G_END,
     G_HEAP,
-    HALTED,
-    MAX_TIME,
-    NEW,
     PARKED,
     RUNNING,
     SLEEPING,
     SPINNING,
-    T_ARRIVED,
     T_GROUP,
     T_HEAD_SINCE,
-    T_LAST_FRAME,
     T_OFF_CPU,
     T_QUEUE_FRAME,
     T_SINCE,
@@ -31,7 +22,6 @@ from zexp.engine.sim.state import (
     TID_BITS,
     TID_MASK,
     WAITING,
-    view,
 )
 
 
@@ -68,9 +58,7 @@ def replace_first(v, key):
 
 @inlined
 def time_limit(v, tid):
-    """Thread ``tid`` may execute while its time is below this."""
-    if v.scalars[G_HEAP] == 0:
-        return np.int64(MAX_TIME)
+    """Thread ``tid`` may execute while its time is below this, which is never beyond the horizon."""
     return (v.heap[0] >> TID_BITS) + (1 if tid < (v.heap[0] & TID_MASK) else 0)
 
 
@@ -89,18 +77,6 @@ def charge_wait(v, tid, until):
     v.thread[me + T_SINCE] = until
 
 
-@jit
-def uncharge_wait(v, tid, end):
-    """Take back what a parked waiter's spinning was charged beyond ``end``; returns where its own time stops then."""
-    me = tid * THREAD
-    group = v.thread[me + T_GROUP] * v.frames
-    low = max(v.thread[me + T_ARRIVED], end)
-    head = min(max(v.thread[me + T_HEAD_SINCE], low), v.thread[me + T_SINCE])
-    v.profile[group + v.thread[me + T_QUEUE_FRAME]] -= head - low
-    v.profile[group + v.thread[me + T_SPIN_FRAME]] -= v.thread[me + T_SINCE] - head
-    return low
-
-
 @inlined
 def resume(v, tid, now):
     """A thread goes on at ``now``: account for the time it did not run."""
@@ -113,24 +89,3 @@ def resume(v, tid, now):
         elif state == PARKED or state == SLEEPING or state == WAITING:
             v.thread[me + T_OFF_CPU] += now - v.thread[me + T_SINCE]
         v.thread[me + T_STATE] = RUNNING
-
-
-@jit
-def settle(s):
-    """At the end of a run, cut or complete the accounts of threads caught in the middle of something."""
-    v = reference(view(s))
-    end = v.scalars[G_END]
-    for tid in range(v.threads):
-        me = tid * THREAD
-        state = v.thread[me + T_STATE]
-        if state == HALTED or state == NEW:
-            continue
-        reached = v.thread[me + T_TIME] if state == RUNNING else v.thread[me + T_SINCE]
-        if reached > end:  # its last instruction began before the end and reaches beyond
-            if state == PARKED:  # or it did: after it the thread spun until a release visible only after the end
-                reached = uncharge_wait(v, tid, end)
-            v.profile[v.thread[me + T_GROUP] * v.frames + v.thread[me + T_LAST_FRAME]] -= reached - end
-        elif state == SPINNING:
-            charge_wait(v, tid, end)
-        elif state != RUNNING:
-            v.thread[me + T_OFF_CPU] += end - reached

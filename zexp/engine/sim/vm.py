@@ -2,7 +2,8 @@
 
 The rule is one line long: *the runnable thread with the smallest (time, number) executes its next instruction*. A
 thread therefore keeps running, without touching the heap of the others, until its time passes that of the next one;
-and beyond that as long as it does what no other thread can see. (Not a daemon's: the run may end meanwhile.)
+and beyond that as long as it does what no other thread can see. (Not a daemon, if others may end the run meanwhile.)
+Nothing is executed from the horizon on, if the program has one: that is when the run ends at the latest.
 Time is in integer picoseconds. ``isa.py`` says what each instruction does, ``caches.py`` and ``locks.py`` what shared
 state costs, ``threads.py`` who runs next.
 """
@@ -17,6 +18,7 @@ from zexp.engine.sim.exponential import GAMMA, exponential, next_random
 from zexp.engine.sim.jit import jit
 from zexp.engine.sim.locks import acquire, append, bit_length, count_hold, leave_queue, park_spinners, release, wake
 from zexp.engine.sim.pointers import reference
+from zexp.engine.sim.settle import settle
 from zexp.engine.sim.state import (
     BAD_BOUND,
     BAD_INDEX,
@@ -28,6 +30,7 @@ from zexp.engine.sim.state import (
     G_END,
     G_EXECUTED,
     G_HEAP,
+    G_HORIZON,
     G_LIVE,
     HALTED,
     HISTOGRAM,
@@ -38,6 +41,7 @@ from zexp.engine.sim.state import (
     LOCK,
     LOCK_STATS,
     MAX_TIME,
+    NOBODY,
     S_ACQUIRED,
     SLEEPING,
     SLICE,
@@ -50,6 +54,7 @@ from zexp.engine.sim.state import (
     T_HIT,
     T_LAST_FRAME,
     T_NODE,
+    T_ORDERED,
     T_PC,
     T_QUEUE_NEXT,
     T_REGISTERS,
@@ -65,8 +70,8 @@ from zexp.engine.sim.state import (
     WAITING,
     view,
 )
-from zexp.engine.sim.threads import heap_push, replace_first, resume, settle, time_limit
-from zexp.program.isa import FIRST_VISIBLE, Op
+from zexp.engine.sim.threads import heap_push, replace_first, resume, time_limit
+from zexp.program.isa import Op
 
 __all__ = ["GAMMA", "run", "settle"]
 
@@ -77,7 +82,6 @@ JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP, COUNT, OBSERVE, LINES, LOG2 =
 LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
 SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK, CONTENDED = range(Op.SPIN_LOCK, Op.CONTENDED + 1)
 SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE, HALT = range(Op.SLEEP_NS, Op.HALT + 1)
-VISIBLE = int(FIRST_VISIBLE)
 
 # Values of a time limit that no time is below.
 GONE, PAUSED = -1, -2
@@ -96,18 +100,28 @@ def run(s, budget):
     v = reference(view(s))
     code, registers, cells, profile = v.code, v.registers, v.cells, v.profile
     tid = v.scalars[G_CURRENT]
+    horizon = v.scalars[G_HORIZON]
     left = budget
     status = SLICE
     while True:  # one turn a switch to another thread
         if tid < 0:
             size = v.scalars[G_HEAP] - 1
-            if size < 0:
-                status = DEADLOCK
-                break
             key = v.heap[0]
             v.scalars[G_HEAP] = size
             replace_first(v, v.heap[size])
             tid = key & TID_MASK
+            if tid == NOBODY:
+                if horizon < MAX_TIME:
+                    v.scalars[G_END] = horizon
+                    status = DONE
+                    tid = np.int64(-1)
+                elif size > 0:
+                    status = TOO_LONG
+                    tid = v.heap[0] & TID_MASK
+                else:
+                    status = DEADLOCK
+                    tid = np.int64(-1)
+                break
             resume(v, tid, key >> TID_BITS)
         me = tid * THREAD
         t = v.thread[me + T_TIME]
@@ -122,11 +136,11 @@ def run(s, budget):
         first = v.thread[me + T_PC] * 8  # of the instructions executed since the last jump
         following = first
         limit = time_limit(v, tid)
-        ordered = 0 if v.thread[me + T_DAEMON] else VISIBLE  # opcodes from here on must not run ahead
+        ordered = v.thread[me + T_ORDERED]
         while True:
             row = following
             op = code[row]
-            if t >= limit and (op >= ordered or limit < 0 or t >= MAX_TIME):
+            if t >= limit and (op >= ordered or limit < 0 or t >= horizon):
                 break
             following = row + 8
             if code[row + 1] != frame:
@@ -387,9 +401,11 @@ def run(s, budget):
             break
         if limit == GONE:
             tid = np.int64(-1)
-        elif t >= MAX_TIME:
-            status = TOO_LONG
-            break
+        elif t >= horizon:  # it never runs again
+            if horizon == MAX_TIME:
+                status = TOO_LONG
+                break
+            tid = np.int64(-1)
         elif limit != PAUSED:
             key = v.heap[0]
             replace_first(v, (t << TID_BITS) | tid)
