@@ -182,7 +182,8 @@ def run(
         observer=observer,
         notify=notify,
     )
-    result = dataclasses.replace(result, pages=staged.load.pages)
+    seen = {name: histogram for name, histogram in result.histograms.items() if histogram.count}
+    result = dataclasses.replace(result, pages=staged.load.pages, histograms=seen)
     metrics = {**_metrics(result, staged), **result.metrics, **staged.load.derive(result)}
     return dataclasses.replace(result, metrics=metrics)
 

@@ -4,8 +4,8 @@ Run it with the Python zexp is installed in; it prints what conf/experiment/zswa
 
 * ``allocated_mib_per_s``, how often kswapds run, decides the contended acquisitions a second. The rate rises with it;
   found by the secant method on the mean of some seeds.
-* ``refault_pct``, how many reclaimed file pages are missed, decides the memory pressure with the shrinker off, to which it
-  adds in proportion.
+* ``refault_pct``, how many reclaimed file pages are missed, decides the memory pressure with the shrinker off, to which
+  it adds in proportion.
 * ``app_kernel_cpus``, what applications do in the kernel otherwise, is the base of osq_lock's share; closed form.
 """
 

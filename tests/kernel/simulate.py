@@ -28,7 +28,9 @@ from zexp.result import LockStats, RunResult
 from zexp.workload import Load, Workload
 
 CONF = Path(__file__).parents[2] / "conf"
-KERNELS = ("v6_1", "v6_8", "v6_12", "v7_3")
+KERNELS = ("v6_1", "v6_5", "v6_8", "v6_12", "v6_17", "v7_2", "v7_3")
+STUDIED = ("v6_1", "v6_8", "v6_12", "v7_3")
+"""Those whose munmap path was read line by line; the others are derived from them."""
 POLICIES: dict[str, type[PoolAccounting]] = {"eager": Eager, "lazy": Lazy, "shared_atomic": SharedAtomic}
 
 

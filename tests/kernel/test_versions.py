@@ -8,7 +8,7 @@ from zexp.kernel import KernelBuilder, Zswap
 from zexp.workload.munmap import Munmap
 from zexp.workload.swap import MeminfoReader, Store, SwapIn
 
-from .simulate import KERNELS, POLICIES, Counting, kernel, machine, simulate
+from .simulate import KERNELS, POLICIES, STUDIED, Counting, kernel, machine, simulate
 
 PAGES = 1000
 SIZE = str(4096 * PAGES)
@@ -102,7 +102,7 @@ def test_pages_allocated_changes_per_zspage(name: str) -> None:
 
 
 def test_migrate_lock_is_on_the_way_in_6_12_only() -> None:
-    for name in KERNELS:
+    for name in STUDIED:
         run = simulate(Munmap(total_size=SIZE), config=kernel(name))
         names = [v.name for v in run.program.variables]
         assert ("zs_pool->migrate_lock" in names) == (name == "v6_12"), name
@@ -111,7 +111,7 @@ def test_migrate_lock_is_on_the_way_in_6_12_only() -> None:
 
 
 def test_the_pool_reference_is_one_atomic_up_to_6_8() -> None:
-    for name in KERNELS:
+    for name in STUDIED:
         run = simulate(Munmap(total_size=SIZE), config=kernel(name))
         assert (run.cell("zswap_pool->kref") == -PAGES) == (name in ("v6_1", "v6_8")), name
 
@@ -134,7 +134,7 @@ def test_symbols_are_renamed_by_version() -> None:
         "v6_12": {"zswap_free_entry", "zswap_rb_search", "free_swap_slot"},
         "v7_3": {"zpool_free", "zs_zpool_free", "zap_pte_range", "free_swap_and_cache_nr", "zswap_free_entry"},
     }
-    for name in KERNELS:
+    for name in STUDIED:
         symbols = simulate(Munmap(total_size=SIZE), config=kernel(name)).symbols()
         assert expected[name] <= symbols, name
         assert not absent[name] & symbols, name
@@ -161,7 +161,7 @@ def test_store_and_meminfo_symbols_are_renamed_too() -> None:
 
 def test_loads_drop_the_entry_at_once_where_they_are_exclusive() -> None:
     """Elsewhere the entry goes when the slot is freed, out of the slot cache: later, but just as surely."""
-    for name in KERNELS:
+    for name in STUDIED:
         run = simulate(SwapIn(size="1MiB"), config=kernel(name))
         invalidated = any("zswap_load" in s.stack and "zs_free" in s.stack for s in run.result.profile.stacks)
         assert invalidated == kernel(name).exclusive_loads, name

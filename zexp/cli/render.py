@@ -11,6 +11,8 @@ from zexp.result.published import Comparison, Outcome, compare, compare_times
 from zexp.workload import WORKLOADS, Headline, Workload
 
 MAX_ROWS = 16
+MAX_COLUMNS = 6
+"""Beside the first one, in 80 characters."""
 
 
 def plain_table(title: str) -> Table:
@@ -61,19 +63,20 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
 
 
 def headlines(console: Console, runs: Sequence[tuple[str, Outcome]], title: str) -> None:
-    """The metrics by which runs of this workload are compared; one row a metric, so that many fit a terminal."""
-    table = plain_table(title)
-    if len(runs) == 1:
+    """The metrics by which runs of this workload are compared: a row a metric if there are many of those and few runs."""
+    table, lines = plain_table(title), workload(runs[0][1]).headlines
+    if len(lines) > MAX_COLUMNS and len(runs) < MAX_COLUMNS:
         table.add_column("metric", no_wrap=True)
-        table.add_column("", justify="right")
-        for line in workload(runs[0][1]).headlines:
-            table.add_row(line.title, headline(runs[0][1], line))
+        for name, _ in runs:
+            table.add_column(name, justify="right")
+        for line in lines:
+            table.add_row(line.title, *(headline(run, line) for _, run in runs))
     else:
         table.add_column("run", no_wrap=True)
-        for line in workload(runs[0][1]).headlines:
+        for line in lines[:MAX_COLUMNS]:
             table.add_column(line.title, justify="right")
         for name, run in runs:
-            table.add_row(name, *(headline(run, line) for line in workload(runs[0][1]).headlines))
+            table.add_row(name, *(headline(run, line) for line in lines[:MAX_COLUMNS]))
     console.print(table)
 
 

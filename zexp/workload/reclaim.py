@@ -44,14 +44,15 @@ class Reclaim(Workload):
     unit: ClassVar[str] = "second"
     governed_by: ClassVar[str] = "flush"
     headlines: ClassVar[tuple[Headline, ...]] = (
-        Headline("flushes /s", "rstat/flushes_per_s", 1),
         Headline("contended /s", "rstat/contended_per_s", 1),
         Headline("wait s/s", "rstat/wait_s_per_s", 4),
         Headline("kswapd CPUs", "kswapd/cpu_s_per_s", 3),
         Headline("flush % of kswapd", "kswapd/flush_in_count_pct", 1),
         Headline("PSI some %", "psi/some_pct", 2),
-        Headline("age ms", "staleness/age_ms", 0),
-        Headline("error %", "staleness/error_pct", 2),
+        Headline("stats age ms", "staleness/age_ms", 0),
+        Headline("flushes /s", "rstat/flushes_per_s", 1),
+        Headline("osq_lock % of kernel", "kernel/osq_lock_pct", 2),
+        Headline("estimate's error %", "staleness/error_pct", 2),
         Headline("written back /s", "zswap/written_back_per_s", 0),
         Headline("disk swap-ins /s", "swapin/disk_per_s", 0),
         Headline("pool % of limit", "pool/max_pct_of_limit", 1),

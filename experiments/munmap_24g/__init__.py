@@ -1,0 +1,1 @@
+"""The experiment of the page beside this file: what was fitted, what was run."""
