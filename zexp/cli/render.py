@@ -63,7 +63,7 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
 
 
 def headlines(console: Console, runs: Sequence[tuple[str, Outcome]], title: str) -> None:
-    """The metrics by which runs of this workload are compared: a row a metric if there are many of those and few runs."""
+    """The metrics by which runs of this workload are compared; a row a metric if those are many and the runs few."""
     table, lines = plain_table(title), workload(runs[0][1]).headlines
     if len(lines) > MAX_COLUMNS and len(runs) < MAX_COLUMNS:
         table.add_column("metric", no_wrap=True)
