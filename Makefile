@@ -20,12 +20,15 @@ demo: $(VENV)/.run
 	$(BIN)/zexp run -m experiment=munmap_24g $(SWEEP)
 	@printf '\nThe same three designs predicted for this very host, 512 MiB:\n\n'
 	$(BIN)/zexp run -m experiment=munmap_24g machine=host workload.total_size=512MiB $(SWEEP)
+	@printf '\nMany kswapds and one lock: 60 s of a reclaim storm, flushed at once and rate-limited:\n\n'
+	$(BIN)/zexp run -m experiment=zswap_shrinker_flush policy/flush=sync,ratelimited
 	@printf '%s\n' '' 'Where to look next:' \
 	  '  $(BIN)/zexp ui                                  the runs in MLflow, on 127.0.0.1' \
 	  '  $(BIN)/zexp show last                           the last run in the terminal' \
 	  '  $(BIN)/zexp explain experiment=munmap_24g       the staged program, with costs' \
 	  '  $(BIN)/zexp list                                what else can be composed' \
-	  '  experiments/munmap_24g/README.md            what was found, for 1 to 192 processes'
+	  '  experiments/munmap_24g/README.md            what was found, for 1 to 192 processes' \
+	  '  experiments/zswap_shrinker_flush/README.md  where reclaim storms break, and what staleness costs'
 
 test: lint
 	$(BIN)/python -m pytest
@@ -43,6 +46,7 @@ bench: $(VENV)/.dev
 
 charts: $(VENV)/.run
 	$(BIN)/python experiments/munmap_24g/charts.py
+	$(BIN)/python experiments/zswap_shrinker_flush/charts.py
 
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate pyproject.toml -o requirements.lock

@@ -22,7 +22,7 @@ def mean(rows: Iterable[Row], metric: str) -> float:
 def interval(rows: Sequence[Row], metric: str) -> float:
     """Half the 95 % confidence interval of the mean."""
     values = [row["metrics"].get(metric, 0.0) for row in rows]
-    return T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return float(T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def shown(rows: Sequence[Row], metric: str, digits: int) -> str:

@@ -135,7 +135,7 @@ class Reclaim(Workload):
         self.validate()
         horizon_ns = round(self.duration_s * 1e9)
         k.run_until(horizon_ns)
-        tree, contents = self._memory(k.machine)
+        tree, contents, measured = self._memory(k.machine)
         trees = RstatTrees(k, tree)
         stats = VmStats(k, trees.memory, policies.flush)
         zones = Zones(k, self.bound)
@@ -164,16 +164,22 @@ class Reclaim(Workload):
                 k.spawn(reader, cpus.any("workload.readers"), start_ns=start_ns)
 
         def derive(result: RunResult) -> Mapping[str, float]:
-            return reclaim_metrics(result, self.app_kernel_cpus, zswap.max_pages)
+            return {**reclaim_metrics(result, self.app_kernel_cpus, zswap.max_pages), **measured}
 
         return Load(max(round(self.duration_s), 1), "kswapd", derive=derive)
 
-    def _memory(self, machine: Machine) -> tuple[CgroupTree, Contents]:
-        """The tree, and what its cgroups have in memory at the start."""
+    def _memory(self, machine: Machine) -> tuple[CgroupTree, Contents, Mapping[str, float]]:
+        """The tree, what its cgroups have in memory at the start, and what was measured where they come from."""
         if self.folder:
             found = read_cgroup_folder(Path(self.folder), "workload.folder")
             tree = found.tree(self.tree.updates_per_s, self.tree.cpus_per_leaf)
-            return tree, self._contents(*self._copied(machine, found))
+            measured = {
+                "measured/cgroups_missing": float(found.missing + found.skipped),
+                "measured/cgroups_dying": float(found.dying),
+            }
+            if found.psi_some_avg300_pct is not None:
+                measured["measured/psi/some_pct"] = found.psi_some_avg300_pct
+            return tree, self._contents(*self._copied(machine, found)), measured
         tree = build_tree(self.tree)
         leaf = tree.end == np.arange(1, len(tree) + 1)
         weight = np.where(leaf, tree.updates_per_s, 0.0)
@@ -190,7 +196,7 @@ class Reclaim(Workload):
                 f"less: the pool would be {show_bytes(pool_bytes)}, and workload.lru_pct={self.lru_pct:g} leaves "
                 f"{show_bytes(max(left, 0))} of {machine.name}'s memory",
             )
-        return tree, self._contents(anon * weight, (pages - anon) * weight, zswapped * weight, None)
+        return tree, self._contents(anon * weight, (pages - anon) * weight, zswapped * weight, None), {}
 
     def _copied(self, machine: Machine, found: CgroupFolder) -> tuple[Floats, Floats, Floats, Floats]:
         """A copied machine's memory, if this machine can hold it."""
