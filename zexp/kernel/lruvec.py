@@ -76,7 +76,9 @@ class Lruvecs:
         self.seen_ns = k.bookkeeping("time caught up with, ns", memcgs * nodes)
         self.parent = k.bookkeeping("parent of memcg", memcgs, tree.parent)
         own = contents.anon + contents.file
-        self.share = k.bookkeeping("share of allocations", memcgs, np.rint(own / own.sum() * ONE).astype(np.int64))
+        # rounded so that they add up to ONE
+        share = np.diff(np.rint(np.cumsum(own) / max(own.sum(), 1) * ONE), prepend=0).astype(np.int64)
+        self.share = k.bookkeeping("share of allocations", memcgs, share)
         self.slice = k.bookkeeping("slice of memcg", memcgs, slices(tree))
         entries = np.rint(hot / nodes) + np.rint((contents.zswapped - hot) / nodes)
         size = np.rint(contents.zswap_bytes / nodes)

@@ -204,11 +204,12 @@ class VmScan:
         with k.if_(scan > 0), k.func("shrink_lruvec"), k.func("shrink_folio_list"):
             old_anon = k.minimum(lists.part(k, scan_anon, self.reclaimed), anon)
             old_file = k.minimum(lists.part(k, scan_file, self.reclaimed), file)
-            k.work(scan * round(k.cycles("shrink_folio_list_page")) + old_file * round(k.cycles("__remove_mapping")))
+            # off the lists before time passes: another thread that reclaims here must not find them again
             lists.add(k, lists.anon, lruvec, 0 - old_anon)
             lists.add(k, lists.file, lruvec, 0 - old_file)
             got = old_anon + old_file
             k.store(self.zones.free[node], k.load(self.zones.free[node]) + got)
+            k.work(scan * round(k.cycles("shrink_folio_list_page")) + old_file * round(k.cycles("__remove_mapping")))
             lists.refault(k, memcg, old_file)
             self.zswap.swap_out(k, memcg, node, old_anon)
             reclaimed.set(reclaimed + got)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 SITE = "zswap_shrinker_count"
 STOP = -1
 """SHRINK_STOP."""
-RETRY_NS = 1_000_000
-"""Until a worker that gave up is queued again by a rejected store."""
 
 
 class ZswapShrinker:
@@ -38,6 +36,7 @@ class ZswapShrinker:
         self.max_pages = k.machine.memory_bytes // PAGE_BYTES * k.config.max_pool_percent // 100
         self.accept_pages = self.max_pages * k.config.accept_threshold_percent // 100
         self.reached_full = k.bookkeeping("zswap_pool_reached_full", 1)
+        self.queued = k.bookkeeping("zswap_shrink_work is queued", 1)
         self.shrink_wait = k.wait_queue("zswap shrink_wq")
         self.bit = k.bookkeeping("zswap's bit in shrinker_info", len(lruvecs.hot), self._bits(lruvecs))
         """Set with a lruvec's first entry, and never cleared: the count never says SHRINK_EMPTY."""
@@ -61,6 +60,7 @@ class ZswapShrinker:
                 self.lruvecs.add(k, self.lruvecs.disk_hot, lruvec, hot)
                 self.lruvecs.add(k, self.lruvecs.disk_cold, lruvec, pages - hot)
                 k.count("zswap/rejected", pages)
+                k.store(self.queued[0], 1)
                 k.wake(self.shrink_wait)
             with k.else_():
                 self._zswap_store(k, memcg, node, pages, hot)
@@ -117,7 +117,7 @@ class ZswapShrinker:
             entries = k.load(lists.hot[lruvec]) + k.load(lists.cold[lruvec])
             with k.if_(entries > 0):
                 k.observe("count/stats_age_ns", k.now_ns() - k.load(self.stats.flushed_ns[memcg]))
-                freeable = self._unprotected(k, lruvec, entries)
+                freeable = self._unprotected(k, lruvec, entries, stored)
                 with k.if_(stored > 0):
                     count.set(freeable * backing // (stored * PAGE_BYTES))
                 true_stored = k.maximum(k.load(lists.zswapped[memcg]), 1)
@@ -129,11 +129,11 @@ class ZswapShrinker:
                 k.count("count/signed_error_pages", count - truth)
         return count
 
-    def _unprotected(self, k: KernelBuilder, lruvec: Value, entries: Value) -> Value:
+    def _unprotected(self, k: KernelBuilder, lruvec: Value, entries: Value, stored: Value) -> Value:
         lists = self.lruvecs
         protected = k.minimum(k.load(lists.disk_swapins[lruvec]), entries)
-        if k.config.zswap_shrinker_protection == "second_chance":  # these are used up
-            k.store(lists.disk_swapins[lruvec], k.load(lists.disk_swapins[lruvec]) - protected)
+        if k.config.zswap_shrinker_protection == "second_chance":  # these are used up, unless it returned before
+            k.store(lists.disk_swapins[lruvec], k.load(lists.disk_swapins[lruvec]) - protected * (stored > 0))
         return entries - protected
 
     def zswap_shrinker_scan(self, k: KernelBuilder, memcg: Value, node: IntLike, number: IntLike) -> Value:
@@ -164,12 +164,8 @@ class ZswapShrinker:
             k.store(lists.referenced[lruvec], referenced - spared)
             written.set(walked - spared)
         with k.if_(written > 0), k.func("zswap_writeback_entry"):
-            k.work(written * round(k.cycles("zswap_writeback_entry") + k.cycles("zswap_free_entry_page")))
-            with k.func("zswap_decompress"):
-                k.work(written * round(k.config.compressor.decompress_cycles))
-            with k.func("__swap_writepage"):
-                k.work(written * round(k.cycles("__swap_writepage")))
             of_cold = k.minimum(cold, written)
+            # off the list before time passes: another thread that walks it must not find them again
             lists.add(k, lists.cold, lruvec, 0 - of_cold)
             lists.add(k, lists.hot, lruvec, of_cold - written)
             lists.add(k, lists.disk_cold, lruvec, of_cold)
@@ -177,6 +173,11 @@ class ZswapShrinker:
             lists.uncharge(k, memcg, node, entries, written)
             k.count("zswap/written_back", written)
             k.count("zswap/written_back_hot", written - of_cold)
+            k.work(written * round(k.cycles("zswap_writeback_entry") + k.cycles("zswap_free_entry_page")))
+            with k.func("zswap_decompress"):
+                k.work(written * round(k.config.compressor.decompress_cycles))
+            with k.func("__swap_writepage"):
+                k.work(written * round(k.cycles("__swap_writepage")))
         return written
 
     # ---- the shrink worker -----------------------------------------------------------------------------------------
@@ -188,7 +189,8 @@ class ZswapShrinker:
         """
         lists, memcgs = self.lruvecs, len(self.lruvecs.tree)
         with k.thread("kworker/zswap", daemon=True) as thread, k.for_range(1 << 62):
-            k.wait_event(self.shrink_wait, lambda: k.load(self.reached_full[0]))
+            k.wait_event(self.shrink_wait, lambda: k.load(self.queued[0]))
+            k.store(self.queued[0], 0)
             memcg, failures, seen = k.local(0), k.local(0), k.local(0)
             with (
                 k.func("shrink_worker"),
@@ -202,8 +204,6 @@ class ZswapShrinker:
                     failures.set(failures + (seen == 0))
                     seen.set(0)
                     memcg.set(0)
-            with k.if_(failures == MAX_RECLAIM_RETRIES):
-                k.sleep_ns(RETRY_NS)
         return thread
 
     def _shrink_memcg(self, k: KernelBuilder, memcg: Value) -> tuple[Value, Value]:
