@@ -34,7 +34,7 @@ def metrics(arm: str, overrides: Sequence[str], seeds: Sequence[int] = SEEDS) ->
     for seed in seeds:
         exp = experiment.from_config(compose([EXPERIMENT, *ARMS[arm], *overrides, f"seed={seed}"]), registry)
         runs.append(experiment.run(exp, experiment.stage(exp)).metrics)
-    return {name: statistics.fmean(run[name] for run in runs) for name in runs[0]}
+    return {name: statistics.fmean(run.get(name, 0.0) for run in runs) for name in runs[0]}
 
 
 def published(arm: str, metric: str) -> float:
@@ -43,7 +43,7 @@ def published(arm: str, metric: str) -> float:
     return float(compose([EXPERIMENT]).published.metrics[arm][metric])
 
 
-def fit_allocation(goal: float, close: float = 0.01) -> float:
+def fit_allocation(goal: float, close: float = 0.02) -> float:
     """MiB/s a node at which ``goal`` acquisitions a second are contended."""
 
     def contended(rate: float) -> float:

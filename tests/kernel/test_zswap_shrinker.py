@@ -183,8 +183,10 @@ class Pool:
     steps=st.lists(st.tuples(st.sampled_from(["store", "write_back"]), st.integers(1, 9000)), min_size=1, max_size=25)
 )
 @example(
-    [("store", 13_103), ("store", 1), ("store", 1), ("write_back", 1), ("store", 1), ("write_back", 1307)]  # 11,796
-    + [("store", 5), ("write_back", 1), ("store", 5), ("store", 5)]
+    [
+        *[("store", 13_103), ("store", 1), ("store", 1), ("write_back", 1), ("store", 1), ("write_back", 1307)],
+        *[("store", 5), ("write_back", 1), ("store", 5), ("store", 5)],  # at 11,796 pages
+    ]
 )
 def test_the_limit_against_a_reference(steps: list[tuple[str, int]]) -> None:
     p = parts(cgroups=ONE, memory_mib=64, horizon_ns=60 * S, kernel_changes={"max_pool_percent": 20})
