@@ -74,6 +74,7 @@ def tables(results: Sequence[Row]) -> None:
         ("rstat/contended_per_s", 0), ("rstat/contended_pct", 1), ("rstat/wait_s_per_s", 2), ("psi/some_pct", 2),
         ("kswapd/flush_in_count_pct", 1), ("kswapd/flush_in_prepare_scan_control_pct", 1),
     )  # fmt: skip
+    breaks(results)
     ours = select(results, set="kernels")
     table(
         "Kernels",
@@ -108,6 +109,24 @@ def tables(results: Sequence[Row]) -> None:
     )
     flush_durations(results)
     cost(results)
+
+
+def breaks(results: Sequence[Row]) -> None:
+    """Where each strategy first costs half a point of memory pressure more than one that does not flush."""
+    lines = []
+    for strategy in page.STRATEGIES:
+        cells = [strategy]
+        for axis in ("nodes", "cgroups", "CPUs"):
+            rows = select(results, set="scaling", axis=axis)
+            calm = {row["value"]: row["metrics"]["psi/some_pct"] for row in select(rows, strategy="never")}
+            broken = [
+                row["value"]
+                for row in select(rows, strategy=strategy)
+                if row["metrics"]["psi/some_pct"] > calm[row["value"]] + 0.5
+            ]
+            cells.append(f"from {min(broken):,}" if broken else f"not up to {max(calm):,}")
+        lines.append(cells)
+    table("Where each breaks", ["strategy", "nodes", "cgroups", "CPUs"], lines)
 
 
 def flush_durations(results: Sequence[Row]) -> None:

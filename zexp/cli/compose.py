@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ def spelled_out(overrides: list[str]) -> list[str]:
 
 def _quoted(path: str) -> str:
     """A path as Hydra reads it, whatever it is made of."""
-    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    # a backslash is one, except before a quote
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), path)
     return f"'{escaped}'"
 
 

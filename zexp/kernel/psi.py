@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PSI_FREQ_NS = 2_000_000_000
 PPM = 1_000_000
+UNIT = 4000
+"""Products of two times in us are rounded to this, so that the sum over 4,096 CPUs in ppm fits 64 bits."""
 
 
 class Psi:
@@ -77,9 +79,9 @@ class Psi:
             some.set(some + both * nonidle)
             full.set(full + alone * nonidle)
             weights.set(weights + nonidle)
-        scale = k.maximum(weights * (window_us // 1000), 1)
-        k.record(self.some, some * (PPM // 1000) // scale)
-        k.record(self.full, full * (PPM // 1000) // scale)
+        scale = k.maximum(weights * window_us // UNIT, 1)
+        k.record(self.some, some // UNIT * PPM // scale)
+        k.record(self.full, full // UNIT * PPM // scale)
 
     def _take(self, k: KernelBuilder, cpu: Value) -> Value:
         """A CPU's memstall of the window that ends now, with that of a stall still going on."""

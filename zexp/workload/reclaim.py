@@ -20,7 +20,7 @@ from zexp.kernel.rstat import RstatTrees
 from zexp.kernel.shrinker import Shrinkers
 from zexp.kernel.vmscan import VmScan
 from zexp.kernel.zswap_shrinker import ZswapShrinker
-from zexp.workload.base import Headline, Load, Workload, at_least, between, show_bytes
+from zexp.workload.base import Headline, Load, Workload, between, show_bytes
 from zexp.workload.cgroup_folder import CgroupFolder, read_cgroup_folder
 from zexp.workload.reclaim_metrics import reclaim_metrics
 from zexp.workload.stat_readers import stat_reader_code
@@ -106,8 +106,6 @@ class Reclaim(Workload):
 
     def validate(self) -> None:
         """Raise ``ConfigError`` for a value out of range."""
-        for name, low in (("readers", 0), ("swapin_ns", 0), ("disk_swapin_ns", 0), ("flusher_late_ns", 0)):
-            at_least(name, getattr(self, name), low)
         for name, lowest, highest in (
             ("duration_s", 0.001, MAX_DURATION_S),
             ("allocated_mib_per_s", 0.001, 1e6),
@@ -127,6 +125,10 @@ class Reclaim(Workload):
             ("app_kernel_cpus", 0, 1 << 20),
             ("busy_pct", 0.1, 100),
             ("reader_period_s", 0.001, 1e6),
+            ("readers", 0, 4096),
+            ("swapin_ns", 0, 1e9),
+            ("disk_swapin_ns", 0, 1e9),
+            ("flusher_late_ns", 0, 1e12),
         ):
             between(name, getattr(self, name), lowest, highest)
 
