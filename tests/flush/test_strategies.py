@@ -51,7 +51,7 @@ def readers(
         began = k.now_ns()
         stats.flush_at(k, site, cgroup)
         k.observe("at_site_ns", k.now_ns() - began)
-        k.observe("age_ns", k.now_ns() - stats.rstat.last_flush(k, cgroup))
+        k.observe("age_ns", k.now_ns() - k.load(stats.flushed_ns[cgroup]))
         if pause_ns:
             k.sleep_ns(pause_ns)
     for i in range(number):

@@ -169,6 +169,11 @@ def simulate(
     if extra is not None:
         extra(k, zswap)
     program = k.finish()
+    return Simulated(load, zswap, program, *run_keeping_cells(program, on, seed))
+
+
+def run_keeping_cells(program: Program, on: Machine, seed: int) -> tuple[RunResult, npt.NDArray[np.int64]]:
+    """Run a program; its result, and what its variables held at the end."""
     states: list[Any] = []
     prepare = engine.prepare
 
@@ -178,7 +183,7 @@ def simulate(
 
     with patch.object(engine, "prepare", keeping):
         result = engine.run(program, on, seed=seed)
-    return Simulated(load, zswap, program, result, states[-1].cells)
+    return result, states[-1].cells
 
 
 def auditor(k: KernelBuilder, zswap: Zswap) -> None:

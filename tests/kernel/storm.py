@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from zexp_flush.strategies import Never, Sync
 
-from zexp.engine.sim import engine
 from zexp.kernel import FlushStrategy, KernelBuilder, KernelConfig, Policies
 from zexp.kernel.cgroup import CgroupTree, TreeConfig, build_tree
 from zexp.kernel.lruvec import Contents, Lruvecs
@@ -28,7 +27,7 @@ from zexp.program import Array, Program, Value
 from zexp.result import RunResult
 from zexp.workload.reclaim import Reclaim
 
-from .simulate import POLICIES, kernel, machine
+from .simulate import POLICIES, kernel, machine, run_keeping_cells
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -58,16 +57,7 @@ class Ran:
 def finish(k: KernelBuilder, seed: int = 0) -> Ran:
     """Run what has been staged."""
     program = k.finish()
-    states: list[Any] = []
-    prepare = engine.prepare
-
-    def keeping(*args: Any, **kwargs: Any) -> Any:
-        states.append(prepare(*args, **kwargs))
-        return states[-1]
-
-    with patch.object(engine, "prepare", keeping):
-        result = engine.run(program, k.machine, seed=seed)
-    return Ran(program, result, states[-1].cells)
+    return Ran(program, *run_keeping_cells(program, k.machine, seed))
 
 
 def contents(anon: Floats, file: Floats, zswapped: Floats, **changes: Any) -> Contents:

@@ -392,9 +392,9 @@ def asking(at_ns: int, *cgroups: int) -> Callable[[KernelBuilder, VmStats], None
         with k.thread("reader") as thread:
             k.sleep_ns(at_ns)
             for cgroup in cgroups:
-                before = stats.rstat.last_flush(k, cgroup)
+                before = k.load(stats.flushed_ns[cgroup])
                 stats.mem_cgroup_flush_stats(k, cgroup)
-                k.count(f"{cgroup}/flushed", stats.rstat.last_flush(k, cgroup) != before)
+                k.count(f"{cgroup}/flushed", k.load(stats.flushed_ns[cgroup]) != before)
         k.spawn(thread, 0)
 
     return stage
@@ -461,7 +461,7 @@ def ages(config: KernelConfig, flushed: int, tree: CgroupTree) -> dict[int, int]
             k.sleep_ns(MS)
             stats.do_flush_stats(k, flushed)
             for cgroup in range(len(tree)):
-                k.count(f"{cgroup}", stats.rstat.last_flush(k, cgroup))
+                k.count(f"{cgroup}", k.load(stats.flushed_ns[cgroup]))
         k.spawn(thread, 0)
 
     result = run(stage, tree, config)

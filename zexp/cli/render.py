@@ -45,8 +45,7 @@ def run_tables(console: Console, run: Outcome, title: str) -> None:
         cells += [str(row["symbol"]), f"{row['self_pct']:.2f}", f"{row['children_pct']:.2f}"]
         cells.append(f"{row['ns_per_page']:.1f}" if row["ns_per_page"] is not None else "")
         if (comparison := published.get(str(row["symbol"]))) is not None:
-            note = "fitted" if comparison.fitted else "predicted"
-            cells += [f"{comparison.published:.2f}", f"{comparison.error:+.2f}", note]
+            cells += [f"{comparison.published:.2f}", f"{comparison.error:+.2f}", _origin(comparison)]
         table.add_row(*cells)
     names = {str(row["symbol"]) for row in shown}
     for comparison in published.values():
@@ -90,19 +89,25 @@ def published_metrics(console: Console, comparisons: Sequence[Comparison]) -> No
     rows = [c for c in comparisons if c.is_metric]
     if not rows:
         return
+    table = _beside("metric")
+    for c in rows:
+        table.add_row(c.arm, c.figure, f"{c.simulated:.4g}", f"{c.published:.4g}", f"{c.error:+.3g}", _origin(c))
+    console.print(table)
+
+
+def _beside(figure: str) -> Table:
+    """A table of published figures beside simulated ones."""
     table = plain_table("published beside simulated")
-    for column in ("arm", "metric"):
+    for column in ("arm", figure):
         table.add_column(column, no_wrap=True)
     for column in ("simulated", "published", "error"):
         table.add_column(column, justify="right")
     table.add_column("")
-    for c in rows:
-        table.add_row(c.arm, c.figure, *_numbers(c), "fitted" if c.fitted else "predicted")
-    console.print(table)
+    return table
 
 
-def _numbers(c: Comparison) -> tuple[str, str, str]:
-    return f"{c.simulated:.4g}", f"{c.published:.4g}", f"{c.error:+.3g}"
+def _origin(c: Comparison) -> str:
+    return "fitted" if c.fitted else "predicted"
 
 
 def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: str) -> None:
@@ -112,15 +117,9 @@ def sweep_tables(console: Console, runs: Sequence[tuple[str, Outcome]], source: 
     published_metrics(console, compared)
     comparisons = [c for c in compared if not c.is_metric]
     if comparisons:
-        beside = plain_table("published beside simulated")
-        beside.add_column("arm", no_wrap=True)
-        beside.add_column("self %", no_wrap=True)
-        for column in ("simulated", "published", "error"):
-            beside.add_column(column, justify="right")
-        beside.add_column("")
+        beside = _beside("self %")
         for c in comparisons:
-            note = "fitted" if c.fitted else "predicted"
-            beside.add_row(c.arm, c.figure, f"{c.simulated:.2f}", f"{c.published:.2f}", f"{c.error:+.2f}", note)
+            beside.add_row(c.arm, c.figure, f"{c.simulated:.2f}", f"{c.published:.2f}", f"{c.error:+.2f}", _origin(c))
         for ratio in compare_times([run for _, run in runs]):
             beside.add_row(
                 ratio.ratio,

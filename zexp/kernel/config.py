@@ -107,6 +107,11 @@ class KernelConfig:
     costs: dict[str, Cost] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
+    def pool_limits(self, memory_pages: int) -> tuple[int, int]:
+        """Pages zswap's pool may have on a machine, and how far it must shrink, once full, to be filled again."""
+        most = memory_pages * self.max_pool_percent // 100
+        return most, most * self.accept_threshold_percent // 100
+
     def validate(self) -> None:
         """Raise ``ConfigError`` for a field out of range."""
         ranges: list[tuple[str, Any, float, float]] = [

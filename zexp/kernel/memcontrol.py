@@ -122,7 +122,7 @@ class VmStats:
 
     def pending_updates(self, k: KernelBuilder, memcg: IntLike) -> Value:
         """Updates in a subtree since it was flushed last."""
-        age = k.now_ns() - self.rstat.last_flush(k, memcg)
+        age = k.now_ns() - k.load(self.flushed_ns[memcg])
         return k.load(self.updates_per_s[memcg]) * (age // 1000) // 1_000_000
 
     def memcg_vmstats_needs_flush(self, k: KernelBuilder, memcg: IntLike) -> Value:

@@ -30,6 +30,13 @@ CHANCE = 1 << 16
 """Probabilities are in 1/65,536."""
 OVERLAPPING_READS = 4
 """Lines of another CPU's statistics that a core fetches at once; assumed, as in zsmalloc."""
+LOCKS = {
+    "one": "cgroup_rstat_lock",
+    "memory": "rstat_ss_lock(memory)",
+    "base": "rstat_base_lock",
+    "io": "rstat_ss_lock(io)",
+}
+"""The lock of the one tree, and those of the subsystems' (6.17 on)."""
 RSTAT_MUTEX = LockKind(True, "__mutex_lock", MUTEX.queue, MUTEX.spin)
 CALLBACKS = {
     "base": "cgroup_base_stat_flush",
@@ -86,7 +93,7 @@ class Rstat:
         k: KernelBuilder,
         tree: CgroupTree,
         subsystems: tuple[str, ...] = ("base", "memory", "io"),
-        lock: str = "cgroup_rstat_lock",
+        lock: str = LOCKS["one"],
     ) -> None:
         config, cpus = k.config, k.machine.cpus
         self.tree = tree
@@ -141,10 +148,6 @@ class Rstat:
         visible = k.bookkeeping(f"{name} as flushed", len(current), k.memory.initial(current))
         self._statistics.append((current, visible))
         return visible
-
-    def last_flush(self, k: KernelBuilder, cgroup: IntLike) -> Value:
-        """When a cgroup's statistics were last brought up to date: by its own flush or by an ancestor's; ns."""
-        return k.load(self.flushed_ns[cgroup])
 
     def touched(self, k: KernelBuilder, cgroup: IntLike, since_ns: Value) -> Value:
         """Draw how many cgroups of a subtree one CPU has touched in the last ``since_ns``."""
@@ -288,14 +291,14 @@ class RstatTrees:
     @cached_property
     def memory(self) -> Rstat:
         """That of the memory controller."""
-        return self._one or Rstat(self._k, self._tree, ("memory",), "rstat_ss_lock(memory)")
+        return self._one or Rstat(self._k, self._tree, ("memory",), LOCKS["memory"])
 
     @cached_property
     def base(self) -> Rstat:
         """That of CPU time."""
-        return self._one or Rstat(self._k, self._tree, ("base",), "rstat_base_lock")
+        return self._one or Rstat(self._k, self._tree, ("base",), LOCKS["base"])
 
     @cached_property
     def io(self) -> Rstat:
         """That of the I/O controller."""
-        return self._one or Rstat(self._k, self._tree, ("io",), "rstat_ss_lock(io)")
+        return self._one or Rstat(self._k, self._tree, ("io",), LOCKS["io"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zexp.kernel.builder import KernelBuilder
+from zexp.kernel.lruvec import ONE
 from zexp.kernel.page_alloc import MAX_RECLAIM_RETRIES
 from zexp.program import IntLike, Local, Value
 
@@ -40,7 +41,7 @@ class VmScan:
         """``reclaimed_pct``: of the pages scanned, those that nobody has touched lately and so are reclaimed."""
         self.zones, self.lruvecs, self.shrinkers, self.zswap = zones, lruvecs, shrinkers, zswap
         self.stats, self.psi = stats, psi
-        self.reclaimed = round(reclaimed_pct / 100 * (1 << 20))
+        self.reclaimed = round(reclaimed_pct / 100 * ONE)
         self.memcgs = len(lruvecs.tree)
         nodes = zones.nodes
         self.kswapd_wait = k.wait_queue("pgdat->kswapd_wait")

@@ -33,9 +33,7 @@ class Zswap:
         self.stored_pages = k.var("zswap_stored_pages", init=stored)
         self.pool_kref = k.var("zswap_pool->kref")
         self.reached_full = k.var("zswap_pool_reached_full")
-        memory_pages = k.machine.memory_bytes // PAGE_BYTES
-        self.max_pages = memory_pages * config.max_pool_percent // 100
-        self.accept_pages = self.max_pages * config.accept_threshold_percent // 100
+        self.max_pages, self.accept_pages = config.pool_limits(k.machine.memory_bytes // PAGE_BYTES)
         accounting.setup(k, self)
 
     def zswap_total_pages(self, k: KernelBuilder) -> Value:

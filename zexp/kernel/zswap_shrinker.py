@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zexp.kernel.builder import PAGE_BYTES, KernelBuilder
+from zexp.kernel.lruvec import ONE
 from zexp.kernel.page_alloc import MAX_RECLAIM_RETRIES
 from zexp.program import IntLike, Value
 
@@ -33,8 +34,7 @@ class ZswapShrinker:
         self.none = k.config.zswap_shrinker == "none"
         """The kernel has no such shrinker."""
         self.enabled = k.config.zswap_shrinker == "on"
-        self.max_pages = k.machine.memory_bytes // PAGE_BYTES * k.config.max_pool_percent // 100
-        self.accept_pages = self.max_pages * k.config.accept_threshold_percent // 100
+        self.max_pages, self.accept_pages = k.config.pool_limits(k.machine.memory_bytes // PAGE_BYTES)
         self.reached_full = k.bookkeeping("zswap_pool_reached_full", 1)
         self.queued = k.bookkeeping("zswap_shrink_work is queued", 1)
         self.shrink_wait = k.wait_queue("zswap shrink_wq")
@@ -53,7 +53,7 @@ class ZswapShrinker:
         with k.if_(pages > 0), k.func("swap_writepage"):
             k.work(pages * round(k.cycles("swap_writepage")))
             lruvec, full = self.lruvecs.number(memcg, node), self._check_limits(k)
-            hot = self.lruvecs.part(k, pages, round(self.lruvecs.contents.hot_share * (1 << 20)))
+            hot = self.lruvecs.part(k, pages, round(self.lruvecs.contents.hot_share * ONE))
             with k.if_(full):
                 with k.func("__swap_writepage"):
                     k.work(pages * round(k.cycles("__swap_writepage")))
@@ -160,7 +160,7 @@ class ZswapShrinker:
         written = k.local(walked)
         if k.config.zswap_shrinker_protection == "second_chance":
             referenced = k.load(lists.referenced[lruvec])
-            spared = (walked * referenced + k.rand_int(1 << 20) * entries // (1 << 20)) // k.maximum(entries, 1)
+            spared = (walked * referenced + k.rand_int(ONE) * entries // ONE) // k.maximum(entries, 1)
             k.store(lists.referenced[lruvec], referenced - spared)
             written.set(walked - spared)
         with k.if_(written > 0), k.func("zswap_writeback_entry"):

@@ -222,7 +222,7 @@ def build_mm(
     pool_fill_percent: float = 0.0,
 ) -> Mm:
     """Lay regions out one after the other; ``(region, stored)``: whether its pages are in zswap at time 0."""
-    limit_pages = k.machine.memory_bytes // PAGE_BYTES * k.config.max_pool_percent // 100
+    limit_pages, _ = k.config.pool_limits(k.machine.memory_bytes // PAGE_BYTES)
     stored: list[np.ndarray[tuple[int], np.dtype[np.bool_]]] = []
     first = memcg = stores = 0
     for region, is_stored in regions:

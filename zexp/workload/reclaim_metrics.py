@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zexp.kernel.rstat import LOCKS
+
 if TYPE_CHECKING:
     from zexp.result import RunResult
 
 PPM_PER_PCT = 10_000
-RSTAT_LOCKS = ("cgroup_rstat_lock", "rstat_ss_lock(memory)", "rstat_ss_lock(io)", "rstat_base_lock")
 RATES = {
     "rstat/flushes": "rstat/flushes_per_s",
     "rstat/yields": "rstat/yields_per_s",
@@ -28,7 +29,7 @@ def reclaim_metrics(result: RunResult, app_kernel_cpus: float, max_pool_pages: i
     """Derived metrics of a run; ``app_kernel_cpus`` CPU s/s of other work are part of all kernel cycles."""
     seconds = result.sim_ns / 1e9
     metrics = {rate: result.metrics.get(count, 0.0) / seconds for count, rate in RATES.items()}
-    locks = [lock for lock in result.locks if lock.name in RSTAT_LOCKS]
+    locks = [lock for lock in result.locks if lock.name in LOCKS.values()]
     acquired = sum(lock.acquisitions for lock in locks)
     contended = sum(lock.contended for lock in locks)
     metrics["rstat/acquired_per_s"] = acquired / seconds
