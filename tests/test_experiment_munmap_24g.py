@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 from zexp.experiment import Experiment
 from zexp.result.published import Outcome, compare, compare_times
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 from zexp.result import RunResult
 
 HERE = Path(__file__).parents[1] / "experiments" / "zswap_shrinker_flush"
@@ -37,7 +36,7 @@ def mean(metric: str, *overrides: str) -> float:
 
 
 @functools.cache
-def results() -> tuple[Mapping[str, Any], ...]:
+def results() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads((HERE / "results.json").read_text()))
 
 
@@ -96,6 +95,15 @@ def test_the_fitted_constants_were_published_on_the_page() -> None:
     workload, page = composed().workload, (HERE / "README.md").read_text()
     for constant in ("allocated_mib_per_s", "refault_pct", "app_kernel_cpus"):
         assert f"| `{constant}` | {getattr(workload, constant)} |" in page
+
+
+def test_the_page_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the figures of results.json, as charts.py --redraw would."""
+    monkeypatch.syspath_prepend(HERE.parent)
+    from zswap_shrinker_flush.tables import filled, values
+
+    page = (HERE / "README.md").read_text()
+    assert filled(page, values(results())) == page
 
 
 def test_the_page_shows_what_was_run() -> None:

@@ -8,18 +8,19 @@ are not run again, so remove it after a change of the model. ``--redraw`` only d
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
+import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from charting import Job, Point, Row, collect, parser, pyplot, save  # noqa: E402
+
 POLICIES = ("eager", "lazy", "shared_atomic")
 COLOURS = {"eager": "#c0392b", "lazy": "#2471a3", "shared_atomic": "#1e8449"}
 STYLES = {"eager": "-", "lazy": "-", "shared_atomic": "--"}
@@ -53,19 +54,19 @@ MIX = [
 ]
 
 
-def figures(job: tuple[dict[str, Any], list[str], dict[str, Any]]) -> dict[str, Any]:
+def figures(job: Job) -> Row:
     """Run one point, unless it is known; its labels and metrics."""
     labels, overrides, known = job
     registry = ready()
     exp = experiment.from_config(compose(overrides), registry)
     labels = {**labels, "config_hash": exp.digest()}
     if exp.digest() in known:
-        return {**labels, "metrics": known[exp.digest()]}
+        return {**labels, "metrics": known[exp.digest()]["metrics"]}
     result = experiment.run(exp, experiment.stage(exp))
     return {**labels, "metrics": {k: float(f"{v:.6g}") for k, v in sorted(result.metrics.items())}}
 
 
-def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
+def points(size: str) -> list[Point]:
     """All runs of the page, with the overrides that make them."""
     scaling = [
         (
@@ -114,14 +115,9 @@ def points(size: str) -> list[tuple[dict[str, Any], list[str]]]:
     return [*scaling, *mixed, *scales, *lines]
 
 
-def draw(results: Sequence[dict[str, Any]]) -> None:
-    """The page's charts, as SVG that does not change from one drawing to the next."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    mpl.rcParams.update({"svg.hashsalt": "zexp", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
+def draw(results: Sequence[Row]) -> None:
+    """The page's charts."""
+    plt = pyplot()
     scaling = [r for r in results if r["set"] == "scaling"]
 
     def panel(
@@ -144,10 +140,7 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
         axes[0][0].set_ylabel(unit)
         axes[0][0].set_ylim(bottom=0)
         figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, ncols=3, loc="upper right")
-        figure.suptitle(title, x=0.02, ha="left")
-        figure.tight_layout()
-        figure.savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
+        save(figure, HERE / f"{name}.svg", title)
 
     every = list(KERNELS)
     panel("throughput", "Unmapping zswapped memory on epyc_9684x", "throughput/pages_per_s", "M pages/s", every, 1e-6)
@@ -166,32 +159,17 @@ def draw(results: Sequence[dict[str, Any]]) -> None:
         axis.set_title(kernel)
     axes[0].set_ylabel("ms until all are done")
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="upper right")
-    figure.suptitle("12 processes unmap 128 MiB each, with company (scales differ)", x=0.02, ha="left")
-    figure.tight_layout()
-    figure.savefig(HERE / "mixed.svg", metadata={"Date": None, "Creator": None})
-    plt.close(figure)
+    save(figure, HERE / "mixed.svg", "12 processes unmap 128 MiB each, with company (scales differ)")
 
 
 def main() -> None:
     """Run, write, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="12GiB", help="memory unmapped by all processes together")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
-    parser.add_argument("--redraw", action="store_true", help="draw what results.json holds")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--size", default="12GiB", help="memory unmapped by all processes together")
+    args = options.parse_args()
     target = HERE / "results.json"
     if not args.redraw:
-        old = json.loads(target.read_text()) if target.exists() else []
-        known = {row["config_hash"]: row["metrics"] for row in old}
-        jobs = [(labels, overrides, known) for labels, overrides in points(args.size)]
-        results = []
-        try:
-            with ProcessPoolExecutor(args.jobs) as pool:
-                for i, row in enumerate(pool.map(figures, jobs)):
-                    results.append(row)
-                    print(f"{i + 1}/{len(jobs)}", {k: v for k, v in row.items() if k != "metrics"}, flush=True)
-        finally:  # what there is need not be run again
-            target.write_text("[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n")
+        collect(target, points(args.size), figures, args.jobs)
     draw(json.loads(target.read_text()))
 
 

@@ -9,7 +9,7 @@ together are known, and make ``1 - S`` of the total, where S is the sum of the f
 from __future__ import annotations
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 
 SYMBOLS = ("zswap_update_total_size", "zpool_get_total_size", "zs_zpool_total_size", "__slab_free")
 

@@ -1,30 +1,29 @@
-"""Run everything this page shows, draw its charts and print its tables.
+"""Run everything this page shows, draw its charts and put its figures into README.md.
 
     make charts                   or: python experiments/zswap_shrinker_flush/charts.py [--jobs 2] [--redraw]
 
 Writes ``results.json`` (every run's figures) and ``*.svg`` beside itself; points that ``results.json`` holds already
-are not run again, so remove it after a change of the model. ``--redraw`` only draws and prints.
+are not run again, so remove it after a change of the model. ``--redraw`` runs nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from charting import Job, Row, collect, parser, pyplot, save  # noqa: E402
+
 from zswap_shrinker_flush import points as page  # noqa: E402
-from zswap_shrinker_flush.tables import Row, interval, mean, select, tables  # noqa: E402
+from zswap_shrinker_flush.tables import filled, interval, mean, select, values  # noqa: E402
 
 COLOURS = {
     "sync": "#c0392b",
@@ -39,8 +38,11 @@ KEPT = ("pool", "psi/some")
 """Series kept of the arms' first seed."""
 HISTOGRAMS = ("flush_ns/", "rstat_hold_ns/kswapd/level0", "rstat_wait_ns/kswapd/level0")
 
+DROPPED = ("line/", "mean/", "lock/", "accounting/", "psi/slice")
+"""Metrics the page has no use for, by how their names begin, but for the cgroups' pressure."""
 
-def figures(job: tuple[Row, list[str], dict[str, Row]]) -> Row:
+
+def figures(job: Job) -> Row:
     """Run one point, unless it is known."""
     labels, overrides, known = job
     registry = ready()
@@ -52,7 +54,7 @@ def figures(job: tuple[Row, list[str], dict[str, Row]]) -> Row:
     metrics = {
         k: float(f"{v:.6g}")
         for k, v in sorted(result.metrics.items())
-        if not k.startswith(("line/", "mean/", "lock/", "accounting/", "psi/slice"))
+        if not k.startswith(DROPPED) or k.startswith("mean/psi/")
     }
     row = {**labels, "config_hash": digest, "metrics": metrics, "wall_s": round(result.wall_s, 3)}
     if labels["set"] == "arms":
@@ -67,19 +69,8 @@ def figures(job: tuple[Row, list[str], dict[str, Row]]) -> Row:
 
 
 def draw(results: Sequence[Row]) -> None:
-    """The page's charts, as SVG that does not change from one drawing to the next."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    mpl.rcParams.update({"svg.hashsalt": "zexp", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
-
-    def save(name: str, figure: Any, title: str) -> None:
-        figure.suptitle(title, x=0.02, ha="left")
-        figure.tight_layout()
-        figure.savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        plt.close(figure)
+    """The page's charts."""
+    plt = pyplot()
 
     def scaling(name: str, title: str, metric: str, unit: str, floor: float) -> None:
         figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
@@ -101,17 +92,18 @@ def draw(results: Sequence[Row]) -> None:
             axis.set_xlabel({"nodes": "NUMA nodes (192 CPUs)", "CPUs": "CPUs (16 a node)"}.get(by, by))
         axes[0].set_ylabel(unit)
         figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="upper right", fontsize=8)
-        save(name, figure, title)
+        save(figure, HERE / f"{name}.svg", title)
 
     scaling("wait", "Waiting for the rstat lock", "rstat/wait_s_per_s", "CPU s/s", 1e-4)
     scaling("psi", "Memory pressure", "psi/some_pct", "some, %", 1e-2)
-    pool_chart(results, plt, save)
-    price_chart(results, plt, save)
+    pool_chart(results)
+    price_chart(results)
+    kernels_chart(results)
 
 
-def pool_chart(results: Sequence[Row], plt: Any, save: Callable[[str, Any, str], None]) -> None:
+def pool_chart(results: Sequence[Row]) -> None:
     """The pool of each arm against time."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
+    figure, axes = pyplot().subplots(1, 2, figsize=(10, 3.2))
     for axis, name, scale, unit in ((axes[0], "pool", 4096 / 2**30, "GiB"), (axes[1], "psi/some", 1e-4, "%")):
         for arm in page.ARMS:
             times, values = select(results, set="arms", arm=arm, seed=0)[0]["series"][name]
@@ -121,10 +113,26 @@ def pool_chart(results: Sequence[Row], plt: Any, save: Callable[[str, Any, str],
     axes[0].set_title("size of the zswap pool (its limit: 76.8 GiB)", loc="left", fontsize=9)
     axes[1].set_title("memory pressure, some", loc="left", fontsize=9)
     axes[0].legend(frameon=False)
-    save("arms", figure, "The published machine, three arms")
+    save(figure, HERE / "arms.svg", "The published machine, three arms")
 
 
-def price_chart(results: Sequence[Row], plt: Any, save: Callable[[str, Any, str], None]) -> None:
+def bars(axis: Any, results: Sequence[Row], by: str, places: Collection[str], metric: str) -> None:
+    """A metric of every strategy, side by side, at each value of the label ``by``."""
+    for i, strategy in enumerate(page.STRATEGIES):
+        runs = [select(results, strategy=strategy, **{by: place}) for place in places]
+        axis.bar(
+            [x + 0.13 * (i - 2.5) for x in range(len(runs))],
+            [mean(rows, metric) for rows in runs],
+            0.13,
+            yerr=[interval(rows, metric) for rows in runs],
+            error_kw={"elinewidth": 0.7},
+            color=COLOURS[strategy],
+            label=strategy,
+        )
+    axis.set_xticks(range(len(runs)), list(places))
+
+
+def price_chart(results: Sequence[Row]) -> None:
     """What staleness costs under each strategy, by scenario."""
     measures = (
         ("staleness/age_ms", "age of the statistics, ms"),
@@ -132,48 +140,35 @@ def price_chart(results: Sequence[Row], plt: Any, save: Callable[[str, Any, str]
         ("swapin/disk_per_s", "swap-ins from disk /s"),
         ("psi/some_pct", "memory pressure, some, %"),
     )
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3.8))
+    figure, axes = pyplot().subplots(1, 4, figsize=(12, 3.8))
     for axis, (metric, title) in zip(axes, measures, strict=True):
-        for i, strategy in enumerate(page.STRATEGIES):
-            rows = [select(results, set="scenarios", scenario=s, strategy=strategy) for s in page.SCENARIOS]
-            axis.bar(
-                [x + 0.13 * (i - 2.5) for x in range(len(rows))],
-                [mean(r, metric) for r in rows],
-                0.13,
-                yerr=[interval(r, metric) for r in rows],
-                error_kw={"elinewidth": 0.7},
-                color=COLOURS[strategy],
-                label=strategy,
-            )
-        axis.set_xticks(range(len(page.SCENARIOS)), list(page.SCENARIOS), rotation=30, ha="right", fontsize=7)
+        bars(axis, select(results, set="scenarios"), "scenario", page.SCENARIOS, metric)
+        for label in axis.get_xticklabels():
+            label.set(rotation=30, ha="right", fontsize=7)
         axis.set_title(title, loc="left", fontsize=9)
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=6, loc="upper right", fontsize=8)
-    save("price", figure, "The price of staleness")
+    save(figure, HERE / "price.svg", "The price of staleness")
+
+
+def kernels_chart(results: Sequence[Row]) -> None:
+    """Memory pressure of every kernel under every strategy."""
+    figure, axis = pyplot().subplots(figsize=(12, 3.2))
+    bars(axis, select(results, set="kernel strategies"), "kernel", page.KERNELS, "psi/some_pct")
+    axis.set_ylabel("some, %")
+    figure.legend(*axis.get_legend_handles_labels(), frameon=False, ncols=6, loc="upper right", fontsize=8)
+    save(figure, HERE / "kernels.svg", "Memory pressure by kernel and strategy")
 
 
 def main() -> None:
-    """Run, write, draw, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
-    parser.add_argument("--redraw", action="store_true", help="draw what results.json holds")
-    args = parser.parse_args()
+    """Run, write, draw, fill the page in."""
+    args = parser(__doc__).parse_args()
     target = HERE / "results.json"
     if not args.redraw:
-        old = json.loads(target.read_text()) if target.exists() else []
-        known = {row["config_hash"]: row for row in old}
-        jobs = [(labels, overrides, known) for labels, overrides in page.points()]
-        results = []
-        try:
-            with ProcessPoolExecutor(args.jobs) as pool:
-                for i, row in enumerate(pool.map(figures, jobs)):
-                    results.append(row)
-                    if i % 20 == 0:
-                        print(f"{i + 1}/{len(jobs)}", file=sys.stderr, flush=True)
-        finally:  # what there is need not be run again
-            target.write_text("[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n")
+        collect(target, page.points(), figures, args.jobs)
     results = json.loads(target.read_text())
     draw(results)
-    tables(results)
+    readme = HERE / "README.md"
+    readme.write_text(filled(readme.read_text(), values(results)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 
 EXPERIMENT = "experiment=zswap_shrinker_flush"
 SYNC, OFF = "on/sync", "off/sync"

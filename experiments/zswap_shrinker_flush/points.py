@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-Point = tuple[dict[str, Any], list[str]]
+from charting import Point
 
 BASE = "experiment=zswap_shrinker_flush"
 SEEDS = (0, 1, 2, 3, 4)
@@ -23,6 +21,12 @@ NODES = {1: (12, 8), 2: (6, 8), 4: (3, 8), 6: (2, 8), 12: (1, 8), 24: (1, 4)}
 CGROUPS = (10, 30, 100, 300, 650, 1000, 2000, 5000, 10_000)
 CPUS = (8, 16, 32, 64, 128, 192, 256, 384, 512)
 KERNELS = ("v6_1", "v6_5", "v6_8", "v6_12", "v6_17", "v7_2", "v7_3", "cloudflare_mutex")
+RECLAIM_SITES = {
+    "v6_1": "prepare_scan_control",
+    "v6_5": "prepare_scan_control",
+    "v6_8": "prepare_scan_control,zswap_shrinker_count",
+}
+"""Where kernels flush at once while they reclaim, for which a strategy decides; others: for zswap's count."""
 LATE = ["workload.flusher_late_ns=20000000000"]
 SWINGS = [
     "workload.ratio_swing=0.6",
@@ -37,6 +41,13 @@ SCENARIOS = {
     "flusher 20 s late": LATE,
     "late, fast, MGLRU": [*LATE, *SWINGS, "kernel.lru_gen=true"],
 }
+STALLS = {
+    "all": [],
+    "none of zswap": ["workload.swapin_ns=0"],
+    "none of the disk": ["workload.disk_swapin_ns=0"],
+    "neither": ["workload.swapin_ns=0", "workload.disk_swapin_ns=0"],
+}
+"""How long tasks wait for swapped-out pages changes nothing but the pressure, so these runs take it apart."""
 ASSUMED = {
     "as it is": [],
     "not bound to nodes": ["workload.bound=false"],
@@ -77,6 +88,11 @@ def tree_of(cgroups: int) -> list[str]:
     return [f"workload.tree.cgroups={cgroups}", f"workload.tree.slices={min(17, cgroups // 3)}"]
 
 
+def shrinker_of(kernel: str) -> str:
+    """On, where there is one."""
+    return f"kernel.zswap_shrinker={'none' if kernel in ('v6_1', 'v6_5') else 'on'}"
+
+
 def points() -> list[Point]:
     """Every run of the page."""
     arms: list[Point] = [
@@ -91,10 +107,7 @@ def points() -> list[Point]:
         )
         for axis, value, overrides in (
             *(("nodes", n, machine_of_nodes(n)) for n in NODES),
-            *(
-                ("cgroups", n, [f"workload.tree.cgroups={n}", f"workload.tree.slices={min(17, n // 3)}"])
-                for n in CGROUPS
-            ),
+            *(("cgroups", n, tree_of(n)) for n in CGROUPS),
             *(("CPUs", n, machine_of_cpus(n)) for n in CPUS),
         )
         for strategy in STRATEGIES
@@ -107,12 +120,29 @@ def points() -> list[Point]:
                 f"kernel={kernel}",
                 f"kernel.lru_gen={'true' if lru == 'MGLRU' else 'false'}",
                 "policy.flush.sites=[]",  # every site as this kernel has it
-                f"kernel.zswap_shrinker={'none' if kernel in ('v6_1', 'v6_5') else 'on'}",
+                shrinker_of(kernel),
                 f"seed={seed}",
             ],
         )
         for kernel in KERNELS
         for lru in ("classic", "MGLRU")
+        for seed in SEEDS[:3]
+    ]
+    kernel_strategies: list[Point] = [
+        (
+            {"set": "kernel strategies", "kernel": kernel, "strategy": strategy, "seed": seed},
+            [
+                BASE,
+                f"kernel={kernel}",
+                "kernel.lru_gen=false",
+                f"policy/flush={strategy}",
+                f"policy.flush.sites=[{RECLAIM_SITES.get(kernel, 'zswap_shrinker_count')}]",
+                shrinker_of(kernel),
+                f"seed={seed}",
+            ],
+        )
+        for kernel in KERNELS
+        for strategy in STRATEGIES
         for seed in SEEDS[:3]
     ]
     strategies: list[Point] = [
@@ -124,9 +154,18 @@ def points() -> list[Point]:
         for strategy in STRATEGIES
         for seed in SEEDS
     ]
+    pressure: list[Point] = [
+        (
+            {"set": "pressure", "arm": arm, "stalls": stalls, "seed": seed},
+            [BASE, *ARMS[arm], *overrides, f"seed={seed}"],
+        )
+        for arm in ("shrinker off", "ratelimited")
+        for stalls, overrides in STALLS.items()
+        for seed in SEEDS
+    ]
     assumed: list[Point] = [
         ({"set": "assumed", "change": change, "seed": seed}, [BASE, *overrides, f"seed={seed}"])
         for change, overrides in ASSUMED.items()
         for seed in SEEDS[:3]
     ]
-    return [*arms, *scaling, *kernels, *strategies, *assumed]
+    return [*arms, *scaling, *kernels, *kernel_strategies, *strategies, *pressure, *assumed]

@@ -8,6 +8,9 @@ from zexp.kernel import FlushStrategy, KernelBuilder
 from zexp.kernel.memcontrol import VmStats
 from zexp.program import IntLike, Value
 
+NOBODY = -1
+"""No cgroup."""
+
 
 @dataclass
 class Sync(FlushStrategy):
@@ -63,7 +66,13 @@ class SkipIfOngoing(FlushStrategy):
 
 @dataclass
 class WaitIfOngoing(FlushStrategy):
-    """If another such flush is under way, wait for it, but not for long, instead of flushing again (2024 proposal)."""
+    """If a flush of the cgroup or an ancestor is under way, wait for it, but not for long, instead of flushing again.
+
+    As proposed in 2024 ("cgroup/rstat: avoid flushing if there is an ongoing overlapping flush", not merged): one
+    ongoing flusher is known, ``cgrp_rstat_ongoing_flusher``. Whoever finds nobody there, on arrival or when the lock
+    has been taken, writes itself; who is not below the one that is written there flushes unknown to the others. The
+    proposal covered every flush of the machine, a strategy those of its ``sites``.
+    """
 
     name: str = "wait_if_ongoing"
     poll_ns: int = field(default=50_000, metadata={"help": "how often to look whether it is over"})
@@ -75,20 +84,32 @@ class WaitIfOngoing(FlushStrategy):
             raise ValueError("poll_ns must be 1 or more, and patience_ns at least poll_ns")
 
     def setup(self, k: KernelBuilder, stats: VmStats) -> None:
-        """One flag for the machine."""
-        self.ongoing = k.var("flush_ongoing")
+        """The flusher that is known, and how many known ones have finished."""
+        self.ongoing = k.var("cgrp_rstat_ongoing_flusher", init=NOBODY)
+        self.done = k.var("flush_done")
 
     def flush(self, k: KernelBuilder, stats: VmStats, memcg: IntLike) -> None:
-        """Past the threshold, whoever sets the flag flushes; the others sleep until it is clear."""
+        """Past the threshold: whom the ongoing flush covers sleeps until that is done, anybody else flushes."""
+        whose = stats.flushed_with(k, memcg)
         with k.func("flush_or_wait"), k.if_(stats.memcg_vmstats_needs_flush(k, memcg)):
-            with k.if_(k.compare_and_swap(self.ongoing, 0, 1)):
-                stats.do_flush_stats(k, memcg)
-                k.store(self.ongoing, 0)
-            with k.else_():
+            known = k.local(k.compare_and_swap(self.ongoing, NOBODY, whose))
+
+            def record() -> int:
+                known.set(known | k.compare_and_swap(self.ongoing, NOBODY, whose))
+                return 1
+
+            done, ongoing = k.load(self.done), k.load(self.ongoing)
+            with k.if_((known == 0) & stats.rstat.cgroup_is_descendant(k, whose, ongoing)):
                 k.count("rstat/waited")
                 until = k.now_ns() + self.patience_ns
-                with k.while_(lambda: (k.load(self.ongoing) == 1) & (k.now_ns() < until)):
+                # it is over when the count moves: the next flush may have begun by then
+                with k.while_(lambda: (k.load(self.done) == done) & (k.now_ns() < until)):
                     k.sleep_ns(self.poll_ns)
+            with k.else_():
+                stats.do_flush_stats(k, memcg, still_wanted=record)
+                with k.if_(known):
+                    k.store(self.ongoing, NOBODY)
+                    k.store(self.done, k.load(self.done) + 1)
 
 
 @dataclass

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from zexp import experiment
-from zexp.cli import compose
+from zexp import compose, experiment
 from zexp.engine.sim import engine, vm
 from zexp.engine.sim import state as st
 from zexp.machine import Machine

@@ -145,7 +145,9 @@ class Author:
         length = self.pick(1, 5)
         homes = [self.pick(0, nodes - 1) for _ in range(length)]
         self.arrays.append(k.array("array", length, per_line=self.pick(1, 3), homes=homes))
-        self.arrays.append(k.bookkeeping("book", self.pick(1, 3)))
+        length = self.pick(1, 3)
+        self.books = [k.bookkeeping("book", length), k.bookkeeping("copy of book", length)]
+        self.arrays.extend(self.books)
         self.per: list[PerCpu | PerNode] = [k.per_cpu("per_cpu", 1), k.per_node("per_node")]
         self.arrays.extend(self.per)
         # In the global order: mutexes first, because nobody may take one with a spinlock held.
@@ -298,7 +300,7 @@ class Author:
         return array[self.k.alu(Op.MOD, self.value(), len(array))]
 
     def access(self) -> None:
-        k, ref, what = self.k, self.ref(), self.pick(0, 6)
+        k, ref, what = self.k, self.ref(), self.pick(0, 7)
         if what < 2:
             self.keep(k.load(ref))
         elif what < 4:
@@ -307,6 +309,14 @@ class Author:
             self.keep(k.atomic_add(ref, self.value()))
         elif what == 5:
             self.keep(k.compare_and_swap(ref, self.value(), self.value()))
+        elif what == 6:
+            source, target = self.books if self.pick(0, 1) else reversed(self.books)
+            start = k.alu(Op.MOD, self.value(), len(source) + 1) if self.pick(0, 1) else self.pick(0, len(source))
+            count = len(source) - start
+            if self.pick(0, 1):
+                k.fill(target, start, count, self.value())
+            else:
+                k.copy(target, source, start, count)
         else:
             array = self.arrays[self.pick(0, len(self.arrays) - 1)]
             if len(array) * self.turns <= MAX_TURNS:

@@ -548,6 +548,15 @@ class Reference:
                 r[a] = int(same)
                 if where is not None:
                     now = self.locked_on(thread, where, now)
+            case Op.FILL | Op.COPY:
+                assert r[c] >= 0
+                assert r[e] >= 0
+                assert r[c] + r[e] <= d
+                for i in range(r[c], r[c] + r[e]):
+                    if op == Op.FILL:
+                        self.cells[b + i] = r[a]
+                    else:
+                        self.cells[a + i] = self.cells[b + i]
             case Op.SPIN_LOCK:
                 now = self.locked_on(thread, lock().line, now)
                 self.take(thread, lock(), now, d, None)

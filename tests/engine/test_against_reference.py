@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -180,7 +181,7 @@ class Observed(Reference):
 def test_random_programs_reach_what_they_are_meant_to_reach() -> None:
     """The generator is worth nothing if its programs do not contend, park, hand over, wait and share."""
     reached: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(500):
         case = write(seed, 45)
         reference = Observed(case.program, case.machine, seed)
         outcome = reference.run()
@@ -190,6 +191,7 @@ def test_random_programs_reach_what_they_are_meant_to_reach() -> None:
         reached["slept"] += sum(ps > 0 for ps in outcome.off_cpu)
         reached["daemons"] += not case.ends
         reached["random"] += case.random
+        reached["bulk accesses"] += int(np.isin(case.program.code[:, 0], (Op.FILL, Op.COPY)).sum())
         case = write(seed, 45, horizon=True)
         reference = Observed(case.program, case.machine, seed)
         outcome = reference.run()
@@ -203,5 +205,6 @@ def test_random_programs_reach_what_they_are_meant_to_reach() -> None:
         "contended": 1000, "lines moved": 1000, "slept": 100, "daemons": 50, "random": 50, "spinners parked": 20,
         "stolen from a sleeper": 5, "handed to a sleeper": 5, "woken": 50, "stores waited for": 100,
         "cut by the horizon": 150, "only daemons": 100, "lock granted too late": 10, "lock taken too late": 5,
+        "bulk accesses": 500,
     }  # fmt: skip
     assert all(reached[what] >= n for what, n in least.items()), reached

@@ -54,6 +54,31 @@ def compare_and_swap_outside(k: Builder) -> None:
 
 
 @wrong("an index is outside its array")
+def fill_outside(k: Builder) -> None:
+    k.fill(k.bookkeeping("a", 3), k.cpu + 1, 3, 7)  # HERE
+
+
+@wrong("an index is outside its array")
+def fill_from_outside(k: Builder) -> None:
+    k.fill(k.bookkeeping("a", 3), k.cpu + 4, 0, 7)  # HERE
+
+
+@wrong("an index is outside its array")
+def fill_a_negative_number(k: Builder) -> None:
+    k.fill(k.bookkeeping("a", 3), 3, k.cpu - 1, 7)  # HERE
+
+
+@wrong("an index is outside its array")
+def copy_outside(k: Builder) -> None:
+    k.copy(k.bookkeeping("a", 3), k.bookkeeping("b", 3), k.cpu - 1, 2)  # HERE
+
+
+@wrong("an index is outside its array")
+def copy_far_outside(k: Builder) -> None:
+    k.copy(k.bookkeeping("a", 3), k.bookkeeping("b", 3), 1, k.cpu + ((1 << 63) - 1))  # HERE
+
+
+@wrong("an index is outside its array")
 def spinlock_outside(k: Builder) -> None:
     with k.lock(k.locks("l", 2)[k.cpu + 2]):  # HERE
         pass

@@ -330,6 +330,25 @@ def test_hyperthreads_share_a_core() -> None:
     assert result.histograms["finished"].total == 207 + 207 + 107
 
 
+def test_filling_and_copying_take_no_time() -> None:
+    k = Builder(FOUR)
+    source, target = k.bookkeeping("source", 6, [1, 2, 3, 4, 5, 6]), k.bookkeeping("target", 6)
+    with k.thread("t") as body:
+        began = k.now_ns()
+        k.fill(source, 1, body.arg("filled"), 9)
+        k.copy(target, source, 0, 4)
+        k.fill(target, 6, 0, 7)
+        k.count("ns", k.now_ns() - began)
+        for i in range(6):
+            k.count(f"source{i}", k.load(source[i]))
+            k.count(f"target{i}", k.load(target[i]))
+    k.spawn(body, 0, filled=2)
+    metrics = checked(k.finish(), FOUR).metrics
+    assert metrics["ns"] == 0
+    assert [metrics[f"source{i}"] for i in range(6)] == [1, 9, 9, 4, 5, 6]
+    assert [metrics[f"target{i}"] for i in range(6)] == [1, 9, 9, 4, 0, 0]
+
+
 def test_memory_read() -> None:
     k = Builder(FOUR)
     with k.thread("t") as body:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from kernel.simulate import KERNELS, POLICIES, kernel, machine
 from zexp_flush import zexp_flush_strategies
@@ -213,6 +214,78 @@ def test_patience_is_limited(patience_ns: int) -> None:
     assert patience_ns < waited < patience_ns + 2 * poll_ns + 2000
     assert count(result, "rstat/flushes") == 1
     assert count(result, "rstat/waited") == 5
+
+
+def during_a_flush(
+    flushed: int, cgroup: int, strategy: FlushStrategy | None = None, config: KernelConfig | None = None
+) -> tuple[int, int]:
+    """Flushes and waits, where a reader asks for ``cgroup`` soon after another began to flush ``flushed``."""
+
+    def stage(k: KernelBuilder, stats: VmStats) -> None:
+        with k.thread("other") as thread:
+            stats.flush_at(k, "zswap_shrinker_count", flushed)
+        k.spawn(thread, 8, start_ns=100 * MS - 20_000)
+
+    result = readers(strategy or WaitIfOngoing(poll_ns=1000), cgroup=cgroup, extra=stage, config=config)
+    return count(result, "rstat/flushes"), count(result, "rstat/waited")
+
+
+def test_who_waits_for_whom() -> None:
+    """Only for a flush of the cgroup or of an ancestor; not for that of a sibling, or of a part of what is wanted."""
+    tree = build_tree(TREE)
+    first, second = np.flatnonzero(tree.level == 1)[:2].tolist()
+    inner = first + 1
+    assert tree.end[inner] > inner + 1, "it has children"
+    for flushed, cgroup, waits in (
+        (0, 0, True), (0, first, True), (0, len(tree) - 1, True),
+        (first, first, True), (first, inner, True), (first, int(tree.end[first]) - 1, True), (inner, inner + 1, True),
+        (first, 0, False), (first, second, False), (second, first, False), (inner, first, False),
+        (inner + 1, inner, False), (first, int(tree.end[first]), False),
+    ):  # fmt: skip
+        assert during_a_flush(flushed, cgroup) == ((1, 1) if waits else (2, 0)), (flushed, cgroup)
+
+
+def test_where_all_flush_the_whole_tree_all_wait_for_each_other() -> None:
+    whole = kernel("v6_12", flush_scope="tree")
+    assert during_a_flush(1, int(build_tree(TREE).end[1]), config=whole) == (1, 1)
+
+
+def test_one_flusher_is_known() -> None:
+    """Who finds somebody else written there flushes unknown to the others, or is known when the lock has been taken."""
+    tree = build_tree(TREE)
+    first, second = np.flatnonzero(tree.level == 1)[:2].tolist()
+
+    def others(k: KernelBuilder, stats: VmStats) -> None:
+        for i, cgroup in enumerate((first, second)):
+            with k.thread(f"other{i}") as thread:
+                stats.flush_at(k, "zswap_shrinker_count", cgroup)
+            k.spawn(thread, 8 + i, start_ns=100 * MS - 20_000 + 1000 * i)
+
+    # the lock is dropped between CPUs: both flush by turns, and a second reader of the second cgroup finds the first
+    by_turns = readers(WaitIfOngoing(poll_ns=1000), cgroup=second, extra=others)
+    assert (count(by_turns, "rstat/flushes"), count(by_turns, "rstat/waited")) == (3, 0)
+    # it is held: the root's flusher queues, is written there when its turn comes, and is waited for from then on
+    held = kernel("v6_12", rstat_lock_drop="never")
+    queueing = readers(WaitIfOngoing(poll_ns=1000), number=1, cgroup=0, extra=others, config=held)
+    assert (count(queueing, "rstat/flushes"), count(queueing, "rstat/waited")) == (3, 0)
+    behind_it = readers(WaitIfOngoing(poll_ns=1000), number=7, apart_ns=400_000, cgroup=0, extra=others, config=held)
+    assert count(behind_it, "rstat/flushes") + count(behind_it, "rstat/waited") == 9
+    assert count(behind_it, "rstat/waited") >= 1
+
+
+def test_waiting_ends_with_the_flush_waited_for() -> None:
+    """Also if the next one begins at once."""
+    alone = readers(WaitIfOngoing(poll_ns=1000), number=2).histograms["at_site_ns"]
+
+    def next_one(k: KernelBuilder, stats: VmStats) -> None:
+        with k.thread("other") as thread, k.for_range(20):
+            stats.flush_at(k, "prepare_scan_control", 0)
+        k.spawn(thread, 8, start_ns=100 * MS - 20_000)
+
+    strategy = WaitIfOngoing(poll_ns=200_000, sites=["zswap_shrinker_count", "prepare_scan_control"])
+    busy = readers(strategy, extra=next_one)
+    assert count(busy, "rstat/waited") == 1
+    assert busy.histograms["at_site_ns"].mean < alone.mean + 2 * 200_000
 
 
 def test_waiting_readers_are_not_served_in_vain() -> None:

@@ -19,7 +19,7 @@ from zexp_accounting.shared_atomic import SharedAtomic
 from zexp_flush.strategies import Sync
 
 from zexp import machine as machines
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 from zexp.engine.sim import engine
 from zexp.kernel import KernelBuilder, KernelConfig, Policies, Pool, PoolAccounting, Zswap
 from zexp.machine import Machine

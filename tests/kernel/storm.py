@@ -97,7 +97,7 @@ class Parts:
         self.trees = RstatTrees(k, self.tree)
         self.stats = VmStats(k, self.trees.memory, self.strategy)
         self.zones = Zones(k, self.bound)
-        self.psi = Psi(k, max(int((self.tree.level == 1).sum()), 1), self.busy_pct, self.horizon_ns)
+        self.psi = Psi(k, self.tree, self.busy_pct, self.horizon_ns)
         self.lruvecs = Lruvecs(k, self.tree, self.memory, self.zones, self.stats, self.psi)
         self.zswap = ZswapShrinker(k, self.lruvecs, self.stats)
         self.shrinkers = Shrinkers(k, self.lruvecs, self.zswap)
@@ -184,7 +184,7 @@ def auditor(cpu: int, period_ns: int) -> Callable[[KernelBuilder, Zones, Lruvecs
         def total(array: Array, node: Value | None = None) -> Value:
             sum_ = k.local(0)
             with k.for_range(len(array)) as i:
-                here = 1 if node is None else i % lruvecs.nodes == node
+                here = 1 if node is None else i // len(lruvecs.tree) == node
                 sum_.set(sum_ + k.load(array[i]) * here)
             return sum_
 

@@ -56,6 +56,17 @@ def test_cgroups_stand_in_pre_order(config: TreeConfig) -> None:
     assert tree.levels == max(len(tree.ancestors(cgroup)) for cgroup in range(len(tree)))
 
 
+@given(configs(), st.integers(0, 20), st.integers(1, 64))
+def test_cpus_used(config: TreeConfig, cpus_per_leaf: int, cpus: int) -> None:
+    """A CPU is spared by a subtree if each of its leaves is elsewhere."""
+    tree = build_tree(replace(config, cpus_per_leaf=cpus_per_leaf))
+    used = tree.cpus_used(cpus)
+    elsewhere = 1 - min(cpus_per_leaf or cpus, cpus) / cpus
+    for cgroup in range(len(tree)):
+        below = sum(bool(leaves(tree)[other]) for other in descendants(tree, cgroup))
+        assert used[cgroup] == pytest.approx(cpus * (1 - elsewhere**below))
+
+
 @given(configs())
 def test_a_subtree_is_the_range_to_its_end(config: TreeConfig) -> None:
     tree = build_tree(config)

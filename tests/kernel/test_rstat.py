@@ -630,20 +630,20 @@ def test_a_statistic_is_seen_as_of_the_last_flush(flushed: int, dynamic: bool) -
 
     def stage(k: KernelBuilder, stats: VmStats) -> None:
         k.bookkeeping("something before", 7)
-        tracked = k.array("tracked", cgroups, init=[1000 + c for c in range(cgroups)])
+        other = k.bookkeeping("other", cgroups, [1000 + c for c in range(cgroups)])
         plain = k.bookkeeping("plain", cgroups, [5 * c for c in range(cgroups)])
         k.bookkeeping("something after", 7)
-        seen = [stats.statistic(k, name, now) for name, now in (("t", tracked), ("p", plain))]
+        seen = [stats.statistic(k, name, now) for name, now in (("o", other), ("p", plain))]
         with k.thread("reader") as thread:
             with k.for_range(cgroups) as c:
-                k.store(tracked[c], 2000 + c)
+                k.store(other[c], 2000 + c)
                 k.store(plain[c], 7 * c)
             stats.do_flush_stats(k, k.local(flushed) if dynamic else flushed)
             with k.for_range(cgroups) as c:
-                k.store(tracked[c], 1)
+                k.store(other[c], 1)
                 k.store(plain[c], 1)
             for one in range(cgroups):
-                k.count(f"t{one}", k.load(seen[0][one]))
+                k.count(f"o{one}", k.load(seen[0][one]))
                 k.count(f"p{one}", k.load(seen[1][one]))
                 k.count(f"at{one}", k.load(stats.flushed_ns[one]))
         k.spawn(thread, 0, start_ns=100)
@@ -651,7 +651,7 @@ def test_a_statistic_is_seen_as_of_the_last_flush(flushed: int, dynamic: bool) -
     result = run(stage, tree, kernel("v6_12"))
     for c in range(cgroups):
         inside = flushed <= c < tree.end[flushed]
-        assert count(result, f"t{c}") == (2000 if inside else 1000) + c
+        assert count(result, f"o{c}") == (2000 if inside else 1000) + c
         assert count(result, f"p{c}") == (7 if inside else 5) * c
         assert (count(result, f"at{c}") > 100) == inside
 

@@ -122,9 +122,14 @@ def scripted(p: Parts, script: list[tuple[int, int]]) -> None:
     scans = k.bookkeeping("scans", len(script) + 1, [*(scan for _, scan in script), 0])
     turn = k.bookkeeping("turn", 1)
     asked = k.series("asked", 10_000, "node and priority")
+    targets = k.series("targets", 10_000, "pages")
 
-    def shrink_node(k: KernelBuilder, node: IntLike, priority: Local, target: int | None = None) -> tuple[Value, Value]:
+    def shrink_node(
+        k: KernelBuilder, node: IntLike, priority: Local, target: IntLike | None = None
+    ) -> tuple[Value, Value]:
         k.record(asked, node * 100 + priority)
+        if target is not None:
+            k.record(targets, target)
         k.work(1000)
         i = k.minimum(k.load(turn[0]), len(script))
         k.store(turn[0], k.load(turn[0]) + 1)
@@ -198,7 +203,7 @@ def test_priorities_against_a_reference(script: list[tuple[int, int]], short: in
     failures=st.lists(st.integers(0, 16), min_size=2, max_size=2),
 )
 def test_direct_reclaim_against_a_reference(script: list[tuple[int, int]], failures: list[int]) -> None:
-    """All nodes of the zonelist at a priority, then the next, until 32 pages are there."""
+    """All nodes of the zonelist at a priority, then the next, until 32 pages are there from all together."""
     p = parts(nodes=2, horizon_ns=S)
     p.set(p.zones.free, 0)
     p.set(p.vmscan.failures, failures)
@@ -206,11 +211,12 @@ def test_direct_reclaim_against_a_reference(script: list[tuple[int, int]], failu
     with p.thread() as k, k.for_range(3):
         k.count("got", p.vmscan.try_to_free_pages(k, 1))
     ran = p.run()
-    model, total = Script(script, [0, 0]), 0
+    model, total, targets = Script(script, [0, 0]), 0, list[int]()
     for _ in range(3):
         got = 0
         for priority in range(12, -1, -1):
             for node in (1, 0):
+                targets.append(32 - got)
                 here, _ = model.shrink_node(node, priority)
                 got += here
                 if here:
@@ -219,6 +225,7 @@ def test_direct_reclaim_against_a_reference(script: list[tuple[int, int]], failu
                 break
         total += got
     assert asked(ran) == model.asked
+    assert list(ran.result.series["targets"].values) == targets
     assert ran.metric("got") == total
     assert ran.cells("pgdat->kswapd_failures") == failures
     assert ran.metric("direct_reclaim/calls") == ran.result.histograms["direct_reclaim_ns"].count == 3
@@ -276,20 +283,21 @@ def test_the_classic_walk_of_kswapd_is_all_memcgs_in_pre_order() -> None:
 @given(
     gains=st.lists(st.sampled_from([0, 0, 1, 10, 31, 32, 100]), min_size=5, max_size=5),
     nodes=st.lists(st.integers(0, 1), max_size=12),
+    target=st.sampled_from([32, 32, 1, 0, -68]),
 )
-def test_the_walk_of_direct_reclaim_goes_on_where_it_stopped(gains: list[int], nodes: list[int]) -> None:
-    """On each node; it ends after 32 pages, or one round."""
+def test_the_walk_of_direct_reclaim_goes_on_where_it_stopped(gains: list[int], nodes: list[int], target: int) -> None:
+    """On each node; it ends after 32 pages, or one round, or, if others gave enough, with the first memcg."""
     p = parts(cgroups=TreeConfig(5, 2, updates_per_s=1e6), nodes=2, horizon_ns=S)
     visiting(p, gains)
     with p.thread() as k:
         k.sleep_ns(1)
         for node in nodes:
-            p.vmscan.shrink_node(k, node, k.local(12), target=32)
+            p.vmscan.shrink_node(k, node, k.local(12), target=target)
     ran = p.run()
     cursor, visited = [0, 0], []
     for node in nodes:
         got = turns = 0
-        while turns < 5 and got < 32:
+        while turns == 0 or (turns < 5 and got < target):
             visited.append(cursor[node])
             got += gains[cursor[node]]
             cursor[node] = (cursor[node] + 1) % 5

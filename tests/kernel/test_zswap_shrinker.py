@@ -239,19 +239,24 @@ def full(zswapped: int, referenced: int, batch: int, rejections: int = 1) -> Ran
     return p.run()
 
 
+def in_turn(cells: list[int]) -> list[int]:
+    """Of all lruvecs, in the order in which the worker visits them."""
+    return [cells[node * 3 + memcg] for memcg in range(3) for node in range(2)]
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_the_worker_stops_at_the_accept_threshold(batch: int) -> None:
     """A batch of every memcg and node in turn. Nobody stores anything later, and it sleeps."""
     ran = full(zswapped=2200, referenced=0, batch=batch)  # 13,200 entries, 3300 pages
     (pool,) = ran.cells("MEMCG_ZSWAP_B")[:1]
     assert 2948 - batch * 2 / 4 - 1 <= pool // 4096 <= 2948
-    left = ran.cells("cold in zswap")
+    left = in_turn(ran.cells("cold in zswap"))
     assert max(left) - min(left) <= batch
     assert left == sorted(left), "in the order of the tree"
     assert ran.metric("zswap/written_back_by_worker") == 13_200 - sum(left)
     assert ran.cells("zswap_shrink_work is queued") == [0]
     assert ran.metric("zswap/rejected") == 7
-    assert ran.cells("cold on disk")[2] == 7 + 2200 - left[2], "what zswap does not take goes to the disk"
+    assert ran.cells("cold on disk")[1] == 7 + 2200 - left[2], "what zswap does not take goes to the disk"
 
 
 @pytest.mark.parametrize("rejections", [1, 3])
@@ -260,7 +265,7 @@ def test_the_worker_gives_up_after_16_failures(rejections: int) -> None:
     ran = full(zswapped=2200, referenced=2200, batch=1, rejections=rejections)
     assert ran.metric("zswap/written_back_by_worker") == 0
     assert ran.metric("shrunk") == 16 * rejections
-    spared = [2200 - referenced for referenced in ran.cells("zswap entries with a second chance")]
+    spared = [2200 - referenced for referenced in in_turn(ran.cells("zswap entries with a second chance"))]
     assert spared == [6, 6, 5, 5, 5, 5], "the last time, from the root on, an entry on each node"
 
 

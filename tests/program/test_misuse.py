@@ -602,6 +602,48 @@ def index_negative(k: Builder) -> None:
     _ = array[-1]  # HERE
 
 
+@misuse(r"array: 3 elements from 1 on are not in its 3")
+def fill_too_much(k: Builder) -> None:
+    array = k.bookkeeping("array", 3)
+    with k.thread("t"):
+        k.fill(array, 1, 3, 0)  # HERE
+
+
+@misuse(r"array: -1 elements from 1 on are not in its 3")
+def fill_less_than_nothing(k: Builder) -> None:
+    array = k.bookkeeping("array", 3)
+    with k.thread("t"):
+        k.fill(array, 1, -1, 0)  # HERE
+
+
+@misuse(r"other: 1 elements from 3 on are not in its 3")
+def copy_outside(k: Builder) -> None:
+    array, other = k.bookkeeping("array", 3), k.bookkeeping("other", 3)
+    with k.thread("t"):
+        k.copy(other, array, 3, 1)  # HERE
+
+
+@misuse(r"other has 4 elements and array 3")
+def copy_of_another_length(k: Builder) -> None:
+    array, other = k.bookkeeping("array", 3), k.bookkeeping("other", 4)
+    with k.thread("t"):
+        k.copy(other, array, 0, k.now_ns())  # HERE
+
+
+@misuse(r"array lies on cache lines: access its elements one by one")
+def copy_of_cache_lines(k: Builder) -> None:
+    array, other = k.array("array", 3), k.bookkeeping("other", 3)
+    with k.thread("t"):
+        k.copy(other, array, 0, 3)  # HERE
+
+
+@misuse(r"is not an array")
+def fill_an_element(k: Builder) -> None:
+    array = k.bookkeeping("array", 3)
+    with k.thread("t"):
+        k.fill(array[0], 0, 1, 0)  # type: ignore[arg-type]  # HERE
+
+
 @misuse(r"locks\[3\] is outside its 3 locks")
 def lock_index_too_large(k: Builder) -> None:
     locks = k.locks("locks", 3, MUTEX)

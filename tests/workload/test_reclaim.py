@@ -15,12 +15,13 @@ from zexp_accounting.lazy import Lazy
 from zexp_flush import zexp_flush_strategies
 from zexp_flush.strategies import MinInterval, Never, Sync
 
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 from zexp.errors import ConfigError, ZexpError
 from zexp.kernel import FlushStrategy, KernelBuilder, Policies
-from zexp.kernel.cgroup import TreeConfig
+from zexp.kernel.cgroup import TreeConfig, build_tree
 from zexp.machine import Machine
 from zexp.workload.reclaim import Reclaim
+from zexp.workload.reclaim_metrics import reclaim_metrics
 
 SMALL = TreeConfig(cgroups=20, slices=3, updates_per_s=1e6)
 EVERY = [*KERNELS, "cloudflare_mutex"]
@@ -83,7 +84,7 @@ def test_values_out_of_range(name: str, value: Any) -> None:
 
 def test_every_number_has_a_range() -> None:
     fields = {f.name for f in dataclasses.fields(Reclaim)}
-    assert fields - set(OUTSIDE) == {"name", "placement", "tree", "folder", "bound"}
+    assert fields - set(OUTSIDE) == {"name", "tree", "folder", "bound"}
 
 
 @pytest.mark.parametrize(("changes", "key"), [({"cgroups": 0}, "cgroups"), ({"updates_per_s": 0.0}, "updates_per_s")])
@@ -254,3 +255,35 @@ def test_from_is_for_workloads_with_a_folder() -> None:
     ready()
     with pytest.raises(ZexpError, match=r"^Could not override 'workload\.folder'"):
         compose(["workload=munmap", "from=/tmp"])
+
+
+def test_it_places_no_threads() -> None:
+    """Each kswapd runs on its own node."""
+    ready()
+    with pytest.raises(ZexpError, match=r"Key 'placement' not in 'Reclaim'"):
+        compose(["workload=reclaim", "workload.placement=pack"])
+
+
+def test_events() -> None:
+    """Acquisitions, CPUs flushed, decisions whether to flush: what a simulation's cost is held against."""
+    ran, cpus = run("v6_8"), machine().cpus
+    metrics = reclaim_metrics(ran.result, cpus, 30.0, 1000)
+    acquired = sum(lock.acquisitions for lock in ran.result.locks if lock.name in LOCKS)
+    decisions = sum(ran.metric(f"flush/{site}/calls") for site in (
+        "periodic", "memory_stat", "cpu_stat", "io_stat", "prepare_scan_control", "zswap_shrinker_count"))  # fmt: skip
+    assert metrics["rstat/events"] == acquired + ran.metric("rstat/flushes") * cpus + decisions
+    assert min(acquired, ran.metric("rstat/flushes"), decisions) > 0
+
+
+def test_pressure_of_every_cgroup() -> None:
+    """As often as the system's; the means of a run's series are metrics, but not of a cgroup's number."""
+    result = run(duration_s=4.5, hot_per_s=10.0, readers=0).result
+    tree = build_tree(SMALL)
+    for level in range(1, tree.levels):
+        for which in ("some", "full"):
+            assert result.histograms[f"psi/{which}_ppm/level{level}"].count == 2 * int((tree.level == level).sum())
+    metrics = reclaim_metrics(result, machine().cpus, 30.0, 1000)
+    worst = metrics["psi/worst_cgroup/some_pct"]
+    assert worst > 0
+    assert all(worst >= metrics[f"psi/slice{i}/some_pct"] >= metrics[f"psi/slice{i}/full_pct"] for i in range(3))
+    assert "psi/worst_cgroup/number_pct" not in metrics

@@ -86,6 +86,14 @@ class CgroupTree:
             path.append(int(self.parent[path[-1]]))
         return path
 
+    def cpus_used(self, cpus: int) -> Floats:
+        """On how many of ``cpus``, on average, the tasks of each cgroup's subtree run."""
+        leaf = self.end == np.arange(1, len(self) + 1)
+        before = np.concatenate([[0], np.cumsum(leaf)])
+        spared = 1 - min(self.cpus_per_leaf or cpus, cpus) / cpus
+        leaves: Floats = (before[self.end] - before[:-1]).astype(np.float64)
+        return cpus * (1 - np.power(spared, leaves))
+
     def updated_positions(self, cpus: int, delta_ns: float) -> tuple[Floats, Floats]:
         """Mean and variance, for each cgroup, of how many cgroups of its subtree one CPU has touched in ``delta_ns``.
 

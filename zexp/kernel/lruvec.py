@@ -29,7 +29,7 @@ RATE = 1 << 40
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Memory at the start of a run, in pages: by cgroup, with the same on every node."""
+    """Memory at the start of a run, in pages: by cgroup, spread over the nodes as their memory is."""
 
     anon: Floats
     file: Floats
@@ -54,16 +54,20 @@ class Contents:
 
 
 class Lruvecs:
-    """All of them: the lruvec of ``memcg`` on ``node`` has the number ``memcg * nodes + node``."""
+    """All of them: the lruvec of ``memcg`` on ``node`` has the number ``node * memcgs + memcg``.
+
+    Node by node, as kswapd walks them: what it touches in turn lies side by side in the simulating computer's memory.
+    """
 
     def __init__(
         self, k: KernelBuilder, tree: CgroupTree, contents: Contents, zones: Zones, stats: VmStats, psi: Psi
     ) -> None:
         nodes, memcgs = k.machine.nodes, len(tree)
+        self.node_memory = k.machine.node_memory_bytes.astype(np.float64)
         self.tree, self.contents, self.zones, self.psi, self.nodes = tree, contents, zones, psi, nodes
 
         def pages(name: str, by_cgroup: Floats) -> Array:
-            return k.bookkeeping(name, memcgs * nodes, np.repeat(np.rint(by_cgroup / nodes).astype(np.int64), nodes))
+            return k.bookkeeping(name, memcgs * nodes, self.spread(by_cgroup).ravel())
 
         self.anon, self.file = pages("anon LRU, pages", contents.anon), pages("file LRU, pages", contents.file)
         hot = contents.zswapped * contents.hot_share
@@ -79,23 +83,27 @@ class Lruvecs:
         # rounded so that they add up to ONE
         share = np.diff(np.rint(np.cumsum(own) / max(own.sum(), 1) * ONE), prepend=0).astype(np.int64)
         self.share = k.bookkeeping("share of allocations", memcgs, share)
-        self.slice = k.bookkeeping("slice of memcg", memcgs, slices(tree))
-        entries = np.rint(hot / nodes) + np.rint((contents.zswapped - hot) / nodes)
-        size = np.rint(contents.zswap_bytes / nodes)
-        self.zswapped = k.bookkeeping("MEMCG_ZSWAPPED", memcgs, self._subtrees(tree, entries * nodes))
-        self.zswap_bytes = k.bookkeeping("MEMCG_ZSWAP_B", memcgs, self._subtrees(tree, size * nodes))
+        entries = self.spread(hot) + self.spread(contents.zswapped - hot)
+        size = self.spread(contents.zswap_bytes)
+        self.zswapped = k.bookkeeping("MEMCG_ZSWAPPED", memcgs, self._subtrees(tree, entries.sum(axis=0)))
+        self.zswap_bytes = k.bookkeeping("MEMCG_ZSWAP_B", memcgs, self._subtrees(tree, size.sum(axis=0)))
         self.visible_zswapped = stats.statistic(k, "MEMCG_ZSWAPPED", self.zswapped)
         self.visible_zswap_bytes = stats.statistic(k, "MEMCG_ZSWAP_B", self.zswap_bytes)
 
+    def spread(self, by_cgroup: Floats) -> Ints:
+        """Whole pages, or bytes, of each cgroup on each node, by the nodes' memory: a row a node."""
+        by_node: Ints = np.rint(np.outer(self.node_memory, by_cgroup) / self.node_memory.sum()).astype(np.int64)
+        return by_node
+
     @staticmethod
-    def _subtrees(tree: CgroupTree, own: Floats) -> Ints:
-        sums = np.concatenate([[0.0], np.cumsum(own)])
-        totals: Ints = np.rint(sums[tree.end] - sums[:-1]).astype(np.int64)
+    def _subtrees(tree: CgroupTree, own: Ints) -> Ints:
+        sums = np.concatenate([[0], np.cumsum(own)])
+        totals: Ints = sums[tree.end] - sums[:-1]
         return totals
 
     def number(self, memcg: Value, node: IntLike) -> Value:
         """The lruvec of a memcg on a node."""
-        return memcg * self.nodes + node
+        return memcg + node * len(self.tree)
 
     def pool_pages(self, k: KernelBuilder) -> Value:
         """Size of the zswap pool, in pages: zsmalloc is taken to pack objects without loss."""
@@ -170,7 +178,7 @@ class Lruvecs:
                 k.store(self.zones.free[node], k.load(self.zones.free[node]) - (loads + disk_loads))
                 self.psi.stalled(
                     k,
-                    k.load(self.slice[memcg]),
+                    memcg,
                     loads * self.contents.swapin_ns,
                     disk_loads * self.contents.disk_swapin_ns,
                 )
@@ -181,7 +189,7 @@ class Lruvecs:
         That they take memory again is part of what the node allocates.
         """
         refaults = self.part(k, dropped, round(self.contents.refault_share * ONE))
-        self.psi.stalled(k, k.load(self.slice[memcg]), 0, refaults * self.contents.disk_swapin_ns)
+        self.psi.stalled(k, memcg, 0, refaults * self.contents.disk_swapin_ns)
         k.count("workingset_refault_file", refaults)
 
     def _swap_in_from_disk(
@@ -196,9 +204,3 @@ class Lruvecs:
             self.add(k, self.disk_swapins, lruvec, loads)
             k.count("swapin/disk", loads)
         return loads
-
-
-def slices(tree: CgroupTree) -> Ints:
-    """The number of the slice each cgroup is in; 0 also for the root."""
-    number: Ints = np.maximum(np.cumsum(tree.level == 1) - 1, 0)
-    return number

@@ -149,6 +149,10 @@ class Rstat:
         self._statistics.append((current, visible))
         return visible
 
+    def cgroup_is_descendant(self, k: KernelBuilder, cgroup: IntLike, ancestor: Value) -> Value:
+        """1 if ``cgroup`` is ``ancestor`` or below it; 0 if ``ancestor`` is negative, no cgroup."""
+        return (ancestor >= 0) & (ancestor <= cgroup) & (k.load(self.end[k.maximum(ancestor, 0)]) > cgroup)
+
     def touched(self, k: KernelBuilder, cgroup: IntLike, since_ns: Value) -> Value:
         """Draw how many cgroups of a subtree one CPU has touched in the last ``since_ns``."""
         octave = k.minimum(k.maximum(k.bits(since_ns), 1), OCTAVES - 1)
@@ -235,11 +239,9 @@ class Rstat:
         """What readers see of the subtree is from now on what is true now."""
         now = k.now_ns()
         size = int(self.tree.end[cgroup]) - cgroup if isinstance(cgroup, int) else k.load(self.end[cgroup]) - cgroup
-        with k.for_range(size) as i:
-            here = i + cgroup
-            k.store(self.flushed_ns[here], now)
-            for current, visible in self._statistics:
-                k.store(visible[here], k.load(current[here]))
+        k.fill(self.flushed_ns, cgroup, size, now)
+        for current, visible in self._statistics:
+            k.copy(visible, current, cgroup, size)
 
     def _last_flush_of_its_own(self, k: KernelBuilder, cgroup: IntLike) -> Callable[[Value], IntLike]:
         """When each CPU's part of a subtree was flushed last with the subtree itself, as a function of the CPU.

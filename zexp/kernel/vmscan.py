@@ -107,7 +107,10 @@ class VmScan:
     # ---- direct reclaim --------------------------------------------------------------------------------------------
 
     def try_to_free_pages(self, k: KernelBuilder, home: IntLike) -> Value:
-        """An allocating task reclaims itself, 32 pages from the nodes of its zonelist; gives what it got."""
+        """An allocating task reclaims itself, 32 pages from all nodes of its zonelist; gives what it got.
+
+        shrink_zones() asks every node, also once there are enough: each then gives what its first memcg yields.
+        """
         got = k.local(0)
         with k.fn("try_to_free_pages"):
             self.psi.memstall_enter(k)
@@ -116,7 +119,7 @@ class VmScan:
             with k.while_(lambda: (priority >= 0) & (got < SWAP_CLUSTER_MAX)):
                 with self.zones.for_each_zone(k) as position:
                     node = self.zones.zone(k, home, position)
-                    reclaimed, _ = self.shrink_node(k, node, priority, target=SWAP_CLUSTER_MAX)
+                    reclaimed, _ = self.shrink_node(k, node, priority, target=SWAP_CLUSTER_MAX - got)
                     got.set(got + reclaimed)
                     with k.if_(reclaimed > 0):
                         k.store(self.failures[node], 0)
@@ -129,7 +132,7 @@ class VmScan:
     # ---- one node --------------------------------------------------------------------------------------------------
 
     def shrink_node(
-        self, k: KernelBuilder, node: IntLike, priority: Local, target: int | None = None
+        self, k: KernelBuilder, node: IntLike, priority: Local, target: IntLike | None = None
     ) -> tuple[Value, Value]:
         """Go over the memcgs of a node: all of them (kswapd), or until ``target`` pages are reclaimed.
 
@@ -149,7 +152,7 @@ class VmScan:
         return reclaimed, scanned
 
     def _shrink_node_memcgs(
-        self, k: KernelBuilder, node: IntLike, priority: Local, target: int | None, reclaimed: Local, scanned: Local
+        self, k: KernelBuilder, node: IntLike, priority: Local, target: IntLike | None, reclaimed: Local, scanned: Local
     ) -> None:
         if target is None:
             with k.for_range(self.memcgs) as memcg:
@@ -164,7 +167,7 @@ class VmScan:
         k.store(self.cursor[node], memcg)
 
     def _shrink_many(
-        self, k: KernelBuilder, node: IntLike, priority: Local, target: int | None, reclaimed: Local, scanned: Local
+        self, k: KernelBuilder, node: IntLike, priority: Local, target: IntLike | None, reclaimed: Local, scanned: Local
     ) -> None:
         """MGLRU: memcgs of the oldest generation from a random bin on, until enough is free."""
         memcg = k.local(k.rand_int(self.memcgs))

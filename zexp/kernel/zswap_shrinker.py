@@ -43,8 +43,8 @@ class ZswapShrinker:
 
     @staticmethod
     def _bits(lruvecs: Lruvecs) -> Ints:
-        stored = np.rint(lruvecs.contents.zswapped / lruvecs.nodes) > 0
-        return np.repeat(stored.astype(np.int64), lruvecs.nodes)
+        stored: Ints = (lruvecs.spread(lruvecs.contents.zswapped).ravel() > 0).astype(np.int64)
+        return stored
 
     # ---- storing ---------------------------------------------------------------------------------------------------
 

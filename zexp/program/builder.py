@@ -13,6 +13,7 @@ from zexp.program.declarations import Declarations
 from zexp.program.errors import StagingError
 from zexp.program.isa import Op
 from zexp.program.memory import (
+    Array,
     LockRef,
     Ref,
     Series,
@@ -83,6 +84,8 @@ class Builder(Declarations, ControlFlow):
         where = [w for i, w in enumerate(self.where) if position[i] != position[i + 1]]
         code = np.array(lean, np.int64).reshape(-1, len(isa.COLUMNS))
         code[:, isa.B] = [self.memory.settle(int(b)) for b in code[:, isa.B]]
+        two_arrays = np.isin(code[:, isa.OP], list(isa.ADDRESSES_A))
+        code[two_arrays, isa.A] = [self.memory.settle(int(a)) for a in code[two_arrays, isa.A]]
         threads = []
         for body, cpu, start_ns, args in self._threads:
             registers = np.zeros(body.registers, np.int64)
@@ -204,6 +207,31 @@ class Builder(Declarations, ControlFlow):
         self._emit(Op.MOV, pair, old)
         self._emit(Op.MOV, pair + 1, replacement)
         return self._result(Op.CAS, base, index, length, pair)
+
+    def fill(self, array: Array, start: IntLike, count: IntLike, value: IntLike) -> None:
+        """Set ``count`` variables of a bookkeeping array, from ``start`` on, to one value."""
+        self._bulk(array, start, count)
+        self._emit(Op.FILL, self._reg(value), array.base, self._reg(start), len(array), self._reg(count))
+
+    def copy(self, target: Array, source: Array, start: IntLike, count: IntLike) -> None:
+        """Copy ``count`` variables, from ``start`` on, to the same places of another bookkeeping array as long."""
+        self._bulk(target, start, count)
+        self._bulk(source, start, count)
+        if len(target) != len(source):
+            raise StagingError(f"{target.name} has {len(target)} elements and {source.name} {len(source)}")
+        self._emit(Op.COPY, target.base, source.base, self._reg(start), len(source), self._reg(count))
+
+    def _bulk(self, array: Array, start: IntLike, count: IntLike) -> None:
+        """Raise unless a range may be accessed at once: such accesses cost nothing, so only of bookkeeping."""
+        if not isinstance(array, Array):
+            raise StagingError(f"{array!r} is not an array")
+        self._own(array.builder, array.name)
+        if array.tracked:
+            raise StagingError(f"{array.name} lies on cache lines: access its elements one by one")
+        first = 0 if isinstance(start, Value) else self._number(start)
+        last = first if isinstance(count, Value) else first + self._number(count)
+        if not 0 <= first <= last <= len(array):
+            raise StagingError(f"{array.name}: {count} elements from {start} on are not in its {len(array)}")
 
     # ---- locks and sleeping ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from zexp.program.memory import (
     LockKind,
     LockRef,
     Locks,
-    Memory,
     PerCpu,
     PerNode,
     Ref,
@@ -37,7 +36,7 @@ class Declarations(Staging):
         outer = self.memory.shared_line
         if beside is not None:
             self._own(beside.array.builder, beside.array.name)
-            if isinstance(beside.index, Value) or beside.array.base >= Memory.UNTRACKED:
+            if isinstance(beside.index, Value) or not beside.array.tracked:
                 raise StagingError(f"{name}: beside must name a fixed variable that lies on a cache line")
             self.memory.shared_line = self.memory.line_of[beside.array.base + beside.index]
         try:

@@ -67,17 +67,19 @@ class Op(IntEnum):
     STORE = 32  #           m[b + r[c]] = r[a], length d
     ATOMIC_ADD = 33  #      m[b + r[c]] += r[e]; r[a] = the new value, length d
     CAS = 34  #             if m[b + r[c]] == r[e]: m = r[e + 1], r[a] = 1; else r[a] = 0; length d
-    SPIN_LOCK = 35  #       lock a + r[b], length c; slow-path frame d
-    SPIN_TRYLOCK = 36  #    lock a + r[b], length c; r[e] = 1 if taken
-    MUTEX_LOCK = 37  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
-    UNLOCK = 38  #          lock a + r[b], length c; d = 1 for a mutex
-    CONTENDED = 39  #       lock a + r[b], length c; r[e] = 1 if somebody waits for it
-    SLEEP_NS = 40  #        leave the CPU for r[a] ns
-    WAIT_PREPARE = 41  #    join wait queue a
-    WAIT_SLEEP = 42  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
-    WAIT_FINISH = 43  #     leave wait queue a
-    WAKE = 44  #            wake r[b] waiters of queue a, all if r[b] <= 0
-    HALT = 45  #            the thread ends
+    FILL = 35  #            m[b + r[c] + i] = r[a] for i below r[e], length d; bookkeeping only
+    COPY = 36  #            m[a + r[c] + i] = m[b + r[c] + i] for i below r[e], length d of both; bookkeeping only
+    SPIN_LOCK = 37  #       lock a + r[b], length c; slow-path frame d
+    SPIN_TRYLOCK = 38  #    lock a + r[b], length c; r[e] = 1 if taken
+    MUTEX_LOCK = 39  #      lock a + r[b], length c; queueing frame d, owner-spinning frame e
+    UNLOCK = 40  #          lock a + r[b], length c; d = 1 for a mutex
+    CONTENDED = 41  #       lock a + r[b], length c; r[e] = 1 if somebody waits for it
+    SLEEP_NS = 42  #        leave the CPU for r[a] ns
+    WAIT_PREPARE = 43  #    join wait queue a
+    WAIT_SLEEP = 44  #      leave the CPU until woken; at once if woken since WAIT_PREPARE
+    WAIT_FINISH = 45  #     leave wait queue a
+    WAKE = 46  #            wake r[b] waiters of queue a, all if r[b] <= 0
+    HALT = 47  #            the thread ends
 
 
 FIRST_VISIBLE = Op.LOAD
@@ -89,6 +91,8 @@ CARRIES_NO_WORK = JUMPS | {Op.HALT, Op.SPIN_LOCK, Op.MUTEX_LOCK, Op.SLEEP_NS, Op
 
 WRITES_A = ALU | {Op.MOV, Op.NOW_NS, Op.RAND_INT, Op.RAND_EXP, Op.LOAD, Op.ATOMIC_ADD, Op.CAS, Op.LOG2}
 """Instructions whose column a is the register they write."""
+ADDRESSES_A = frozenset({Op.COPY})
+"""Instructions whose column a is the first cell of an array, as column b is of those that access memory."""
 
 _READS: dict[Op, tuple[int, ...]] = {
     **{Op(op): (B, C) for op in ALU},
@@ -106,6 +110,8 @@ _READS: dict[Op, tuple[int, ...]] = {
     Op.STORE: (A, C),
     Op.ATOMIC_ADD: (C, E),
     Op.CAS: (C, E),
+    Op.FILL: (A, C, E),
+    Op.COPY: (C, E),
     Op.SPIN_LOCK: (B,),
     Op.SPIN_TRYLOCK: (B,),
     Op.MUTEX_LOCK: (B,),

@@ -92,10 +92,15 @@ class Listing:
             return names[register]
         return str(self.constants[register]) if register in self.constants else f"r{register}"
 
+    def _array(self, base: int, length: int) -> str:
+        return next(v.name for v in self.program.variables if v.base == base and v.length >= length and v.base >= 0)
+
     def _cell(self, row: list[int]) -> str:
-        base, length = row[isa.B], row[isa.D]
-        variable = next(v for v in self.program.variables if v.base == base and v.length >= length and v.base >= 0)
-        return variable.name if length == 1 else f"{variable.name}[{self._reg(row[isa.C])}]"
+        name = self._array(row[isa.B], row[isa.D])
+        return name if row[isa.D] == 1 else f"{name}[{self._reg(row[isa.C])}]"
+
+    def _range(self, base: int, row: list[int]) -> str:
+        return f"{self._array(base, row[isa.D])}[{self._reg(row[isa.C])}, {self._reg(row[isa.E])} elements]"
 
     def _lock(self, row: list[int]) -> str:
         _, length, name = next(c for c in self.lock_names if c[0] == row[isa.A])
@@ -128,6 +133,8 @@ class Listing:
             Op.STORE: lambda: f"store {self._cell(row)} = {r(a)}",
             Op.ATOMIC_ADD: lambda: f"{r(a)} = atomic add {self._cell(row)} += {r(e)}",
             Op.CAS: lambda: f"{r(a)} = compare and swap {self._cell(row)}: {r(e)} -> {r(e + 1)}",
+            Op.FILL: lambda: f"fill {self._range(b, row)} = {r(a)}",
+            Op.COPY: lambda: f"copy {self._range(a, row)} = {self._range(b, row)}",
             Op.SPIN_LOCK: lambda: f"lock {self._lock(row)}",
             Op.SPIN_TRYLOCK: lambda: f"{r(e)} = try to lock {self._lock(row)}",
             Op.MUTEX_LOCK: lambda: f"lock mutex {self._lock(row)}",

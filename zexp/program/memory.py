@@ -42,6 +42,11 @@ class Array:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def tracked(self) -> bool:
+        """Whether it lies on cache lines, and is not bookkeeping."""
+        return self.base < Memory.UNTRACKED
+
     def __iter__(self) -> NoReturn:
         raise StagingError(f"{self.name} cannot be iterated in Python: use `with k.for_each(array) as element:`")
 
@@ -217,7 +222,7 @@ class Memory:
 
     def initial(self, array: Array) -> Ints:
         """The values an array starts with."""
-        if array.base < self.UNTRACKED:
+        if array.tracked:
             return np.array(self.init_tracked[array.base : array.base + array.length], np.int64)
         base = self.UNTRACKED
         for init in self.init_untracked:

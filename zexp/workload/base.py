@@ -146,8 +146,6 @@ class Workload(ABC):
         Headline("transfers /page", "line/transfers_per_page", 3),
         Headline("Mpages/s", "throughput/pages_per_s", 3, 1e-6),
     )
-    placement: str = "spread"
-    """Which CPUs they run on: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
 
     @abstractmethod
     def stage(self, k: KernelBuilder, policies: Policies) -> Load:
@@ -155,7 +153,15 @@ class Workload(ABC):
 
 
 @dataclass
-class ZswapWorkload(Workload):
+class PlacedWorkload(Workload):
+    """A workload whose threads may run on any CPUs."""
+
+    placement: str = "spread"
+    """Which: ``spread`` over the L3 domains in turn, or ``pack`` one L3 full after the other."""
+
+
+@dataclass
+class ZswapWorkload(PlacedWorkload):
     """A workload whose processes have memory that goes through zswap."""
 
     compression_ratio: float = 3.0

@@ -141,7 +141,7 @@ class Reclaim(Workload):
         trees = RstatTrees(k, tree)
         stats = VmStats(k, trees.memory, policies.flush)
         zones = Zones(k, self.bound)
-        psi = Psi(k, max(int((tree.level == 1).sum()), 1), self.busy_pct, horizon_ns)
+        psi = Psi(k, tree, self.busy_pct, horizon_ns)
         lruvecs = Lruvecs(k, tree, contents, zones, stats, psi)
         zswap = ZswapShrinker(k, lruvecs, stats)
         shrinkers = Shrinkers(k, lruvecs, zswap)
@@ -166,7 +166,7 @@ class Reclaim(Workload):
                 k.spawn(reader, cpus.any("workload.readers"), start_ns=start_ns)
 
         def derive(result: RunResult) -> Mapping[str, float]:
-            return {**reclaim_metrics(result, self.app_kernel_cpus, zswap.max_pages), **measured}
+            return {**reclaim_metrics(result, k.machine.cpus, self.app_kernel_cpus, zswap.max_pages), **measured}
 
         return Load(max(round(self.duration_s), 1), "kswapd", derive=derive)
 

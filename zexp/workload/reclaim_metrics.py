@@ -25,8 +25,8 @@ RATES = {
 }
 
 
-def reclaim_metrics(result: RunResult, app_kernel_cpus: float, max_pool_pages: int) -> dict[str, float]:
-    """Derived metrics of a run; ``app_kernel_cpus`` CPU s/s of other work are part of all kernel cycles."""
+def reclaim_metrics(result: RunResult, cpus: int, app_kernel_cpus: float, max_pool_pages: int) -> dict[str, float]:
+    """Derived metrics of a run on ``cpus``; ``app_kernel_cpus`` CPU s/s of other work are part of all kernel cycles."""
     seconds = result.sim_ns / 1e9
     metrics = {rate: result.metrics.get(count, 0.0) / seconds for count, rate in RATES.items()}
     locks = [lock for lock in result.locks if lock.name in LOCKS.values()]
@@ -34,6 +34,9 @@ def reclaim_metrics(result: RunResult, app_kernel_cpus: float, max_pool_pages: i
     contended = sum(lock.contended for lock in locks)
     metrics["rstat/acquired_per_s"] = acquired / seconds
     metrics["rstat/contended_per_s"] = contended / seconds
+    decisions = sum(n for name, n in result.metrics.items() if name.startswith("flush/") and name.endswith("/calls"))
+    # what the cost of a simulation is held against: acquisitions, CPUs flushed, decisions whether to flush
+    metrics["rstat/events"] = acquired + result.metrics.get("rstat/flushes", 0.0) * cpus + decisions
     metrics["rstat/contended_pct"] = 100 * contended / acquired if acquired else 0.0
     metrics["rstat/wait_s_per_s"] = sum(lock.wait_ns.total for lock in locks) / 1e9 / seconds
     metrics["rstat/hold_s_per_s"] = sum(lock.hold_ns.total for lock in locks) / 1e9 / seconds
@@ -83,7 +86,7 @@ def _staleness(result: RunResult) -> dict[str, float]:
 def _pressure(result: RunResult, max_pool_pages: int) -> dict[str, float]:
     metrics = {}
     for name, series in result.series.items():
-        if name.startswith("psi/") and series.values:
+        if name.startswith("psi/") and series.unit == "ppm" and series.values:
             metrics[f"{name}_pct"] = sum(series.values) / len(series.values) / PPM_PER_PCT
     pool = result.series["pool"].values
     metrics["pool/max_pct_of_limit"] = 100 * max(pool, default=0) / max(max_pool_pages, 1)

@@ -13,7 +13,7 @@ from zexp.kernel.cgroup import CgroupTree, TreeConfig, build_tree
 from zexp.kernel.memcontrol import VmStats
 from zexp.kernel.rstat import RstatTrees
 from zexp.program import Body, IntLike
-from zexp.workload.base import Headline, Load, Workload, at_least, place
+from zexp.workload.base import Headline, Load, PlacedWorkload, at_least, place
 
 TARGETS = ("root", "slices", "leaves", "all")
 FILES = {"memory.stat": "memory_stat_show", "cpu.stat": "cpu_stat_show", "io.stat": "blkcg_print_stat"}
@@ -77,7 +77,7 @@ def stat_reader_code(
 
 
 @dataclass
-class StatReaders(Workload):
+class StatReaders(PlacedWorkload):
     """Readers of memory.stat go through a part of the tree, again and again, as cadvisor does every 53 s."""
 
     name: str = "stat_readers"

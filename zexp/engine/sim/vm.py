@@ -79,7 +79,7 @@ __all__ = ["GAMMA", "run", "settle"]
 WORK, WORK_R, BUSY_NS, MEMORY, MOV = range(Op.WORK, Op.MOV + 1)
 ADD, SUB, MUL, DIV, MOD, AND, OR, XOR, SHL, SHR, MIN, MAX, LT, LE, EQ, NE = range(Op.ADD, Op.NE + 1)
 JUMP, JUMP_ZERO, LOOP, NOW_NS, RAND_INT, RAND_EXP, COUNT, OBSERVE, LINES, LOG2 = range(Op.JUMP, Op.LOG2 + 1)
-LOAD, STORE, ATOMIC_ADD, CAS = range(Op.LOAD, Op.CAS + 1)
+LOAD, STORE, ATOMIC_ADD, CAS, FILL, COPY = range(Op.LOAD, Op.COPY + 1)
 SPIN_LOCK, SPIN_TRYLOCK, MUTEX_LOCK, UNLOCK, CONTENDED = range(Op.SPIN_LOCK, Op.CONTENDED + 1)
 SLEEP_NS, WAIT_PREPARE, WAIT_SLEEP, WAIT_FINISH, WAKE, HALT = range(Op.SLEEP_NS, Op.HALT + 1)
 
@@ -290,6 +290,20 @@ def run(s, budget):
                         v.line_free[line] = t
                     else:
                         t = locked_access(v, tid, line, t)
+            elif op == FILL or op == COPY:
+                i = registers[r + c]
+                length = code[row + 5]
+                count = registers[r + code[row + 6]]
+                if outside(i, length + 1) or outside(count, length - i + 1):
+                    status = BAD_INDEX
+                    break
+                if op == FILL:
+                    value = registers[r + a]
+                    for cell in range(b + i, b + i + count):
+                        cells[cell] = value
+                else:
+                    for cell in range(i, i + count):
+                        cells[a + cell] = cells[b + cell]
             elif op == SPIN_LOCK or op == MUTEX_LOCK:
                 i = registers[r + b]
                 if outside(i, c):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from zexp import plugins, schema
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+@cache
 def ready(strict: bool = True) -> plugins.Registry:
-    """Load the plugins and tell Hydra what they bring."""
+    """Load the plugins and tell Hydra what they bring; once in a process."""
     registry = plugins.load()
     if strict:
         registry.require_sound()
@@ -23,12 +25,20 @@ def ready(strict: bool = True) -> plugins.Registry:
     return registry
 
 
+SHORT = {"from": "workload.folder", "on_failure": "sweep.on_failure"}
+"""Words of the command line that stand for configuration keys."""
+
+
 def spelled_out(overrides: list[str]) -> list[str]:
-    """``from=DIR``, short for the folder a workload takes its cgroups from, under its own key."""
-    return [f"workload.folder={_quoted(o[5:])}" if o.startswith("from=") else o for o in overrides]
+    """The same with every short word (``from=DIR``) under its own key."""
+    out = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        out.append(f"{SHORT[key]}={quoted(value)}" if equals and key in SHORT else override)
+    return out
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     """A path as Hydra reads it, whatever it is made of."""
     # a backslash is one, except before a quote
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), path)
