@@ -15,8 +15,8 @@ from zexp.errors import ConfigError, PluginError, ZexpError, near
 from zexp.kernel import KINDS, KernelBuilder, KernelConfig, Policies, Policy
 from zexp.machine import Machine
 from zexp.program import Program
-from zexp.result import RunResult
-from zexp.schema import Config, Published, Tracking
+from zexp.result import RunResult, combine
+from zexp.schema import Config, Published, Sweep, Tracking
 from zexp.workload import WORKLOADS, Load, Workload
 
 if TYPE_CHECKING:
@@ -39,11 +39,14 @@ class Experiment:
     workload: Workload
     policies: Policies
     seed: int
+    seeds: int
+    """Replications: of ``seed`` and those that follow."""
     published: Published
     tracking: Tracking
+    sweep: Sweep
     notes: str
     config: Mapping[str, Any]
-    """The resolved configuration it was made of."""
+    """The resolved configuration it was made of, without how it is swept."""
     plugins: Mapping[str, str]
     """Distribution and version of the plugins used."""
     origins: tuple[str, ...]
@@ -58,6 +61,8 @@ class Experiment:
     def digest(self) -> str:
         """A hash of all that decides the result: two runs with one digest are the same run."""
         deciding = {k: v for k, v in self.config.items() if k in ("kernel", "workload", "policy", "engine", "seed")}
+        if self.seeds > 1:
+            deciding["seeds"] = self.seeds
         text = json.dumps([deciding, self.machine.digest(), dict(self.plugins)], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -72,6 +77,8 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
     _check_keys(typed, resolved)
     if typed.engine not in ENGINES:
         raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
+    if typed.seeds < 1:
+        raise ConfigError("seeds", typed.seeds, "a whole number from 1 up")
     kernel = typed.kernel
     kernel.validate()
     if not isinstance(typed.workload, Workload):
@@ -86,10 +93,12 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         workload=typed.workload,
         policies=policies,
         seed=typed.seed,
+        seeds=typed.seeds,
         published=typed.published,
         tracking=typed.tracking,
+        sweep=typed.sweep,
         notes=typed.notes,
-        config={str(k): v for k, v in resolved.items()},
+        config={str(k): v for k, v in resolved.items() if k != "sweep"},
         plugins={origin.distribution: origin.version for origin in origins},
         origins=tuple(map(str, origins)),
     )
@@ -171,16 +180,16 @@ def _blame(error: Exception, policy: Policy, plugin: str, when: str) -> Exceptio
 def run(
     experiment: Experiment, staged: Staged, *, observer: Observer | None = None, notify: Notify = lambda message: None
 ) -> RunResult:
-    """Run a staged experiment and add the metrics that follow from its result."""
+    """Run a staged experiment, once for each of its seeds, and add the metrics that follow from its result."""
+    seeds = range(experiment.seed, experiment.seed + experiment.seeds)
+    return combine({seed: _run(experiment, staged, seed, observer, notify) for seed in seeds})
+
+
+def _run(experiment: Experiment, staged: Staged, seed: int, observer: Observer | None, notify: Notify) -> RunResult:
     from zexp.engine.sim import run as simulate
 
     result = simulate(
-        staged.program,
-        experiment.machine,
-        seed=experiment.seed,
-        watch=staged.load.watch,
-        observer=observer,
-        notify=notify,
+        staged.program, experiment.machine, seed=seed, watch=staged.load.watch, observer=observer, notify=notify
     )
     seen = {name: histogram for name, histogram in result.histograms.items() if histogram.count}
     result = dataclasses.replace(result, pages=staged.load.pages, histograms=seen)

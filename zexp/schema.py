@@ -27,9 +27,30 @@ class Tracking:
     """Where runs are logged."""
 
     store: str | None = None
-    """Folder of the store; null: $ZEXP_STORE, else $XDG_DATA_HOME/zexp, else ~/.local/share/zexp."""
+    """A folder, or an MLflow server's http address; null: $ZEXP_STORE, else $XDG_DATA_HOME/zexp, else
+    ~/.local/share/zexp."""
     enabled: bool = True
     """False: print results only."""
+
+
+@dataclass
+class Sweep:
+    """How the points of a sweep are run; nothing of this is part of a point."""
+
+    on_failure: str = "continue"
+    """Or ``stop``: what is under way is finished, nothing more is begun."""
+    rerun: bool = False
+    """Also run points that the store already has, finished, of the very same configuration and code."""
+    accept_changes: bool = False
+    """Resume a sweep although code or plugins have changed since; its later runs say so."""
+    workers: int | None = None
+    """Processes (or cluster jobs) that share the points; null: as many as the launcher has places."""
+    objective: str | None = None
+    """For a sweeper that searches: the metric or configuration key that it is to minimise or maximise."""
+    subject_to: list[str] = field(default_factory=list)
+    """Bounds the search must keep, like ``staleness/error_pct<5``."""
+    worker: str | None = None
+    """Set for each worker by the sweep itself: the sweep's folder."""
 
 
 @dataclass
@@ -65,8 +86,11 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     engine: str = "sim"
     seed: int = 0
+    seeds: int = 1
+    """Replications, of seeds ``seed``, ``seed + 1``, ...: one run, whose metrics are means with intervals."""
     published: Published = field(default_factory=Published)
     tracking: Tracking = field(default_factory=Tracking)
+    sweep: Sweep = field(default_factory=Sweep)
     notes: str = ""
 
 

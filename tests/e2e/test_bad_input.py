@@ -100,7 +100,7 @@ def test_one_line(shared: Cli, arguments: tuple[str, ...], parts: tuple[str, ...
 def test_unknown_command(shared: Cli) -> None:
     line = shared.mistake("rum")
     assert line == f"rum: unknown command; did you mean run? {line.partition('? ')[2]}"
-    assert "explain, list, run, show, ui" in line
+    assert "explain, list, report, run, show, sync, ui" in line
 
 
 def test_a_sweep_with_an_unknown_choice_runs_nothing(shared: Cli) -> None:
@@ -112,15 +112,19 @@ def test_a_sweep_with_an_unknown_choice_runs_nothing(shared: Cli) -> None:
 @pytest.mark.slow
 def test_a_failing_point_of_a_sweep_is_told_and_the_others_run(cli: Cli) -> None:
     done = cli("run", "-m", *SMALL, "workload.processes=1,17,2,0")
-    assert done.returncode == 2
+    assert done.returncode == 3
     first, second = done.stderr.splitlines()
     assert first.startswith("zexp: workload.processes=17: laptop has 16 CPUs, and each thread needs one [")
     assert second.startswith("zexp: workload.processes=0: a whole number from 1 up [")
     assert "workload.processes=17" in first.partition("[")[2], "with its overrides"
-    runs = cli.runs()
-    assert [(r.status, r.params["workload.processes"]) for r in runs] == [("FINISHED", "2"), ("FINISHED", "1")]
-    assert len({r.tags["sweep"] for r in runs}) == 1
+    runs = {r.params["workload.processes"]: r for r in cli.runs()}
+    assert {number: r.status for number, r in runs.items()} == {
+        "1": "FINISHED", "17": "FAILED", "2": "FINISHED", "0": "FAILED",
+    }  # fmt: skip
+    assert "laptop has 16 CPUs" in (runs["17"].artifacts / "traceback.txt").read_text()
+    assert len({r.tags["sweep"] for r in runs.values()}) == 1
     assert "comparison" in done.stdout
+    assert "2 of 4 points finished, 2 failed" in done.stdout
 
 
 # ---- plugins ---------------------------------------------------------------------------------------------------------

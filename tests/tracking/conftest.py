@@ -80,10 +80,7 @@ def record(recorder: Recorder) -> Callable[..., str]:
     """Record one finished run."""
 
     def one(**changes: object) -> str:
-        info = make_info(**changes)
-        run_id = recorder.start(info)
-        recorder.finish(run_id, info, make_result())
-        return run_id
+        return recorder.finish(make_info(**changes), make_result())
 
     return one
 

@@ -59,7 +59,7 @@ def test_show_json(
 
 
 def test_show_a_failed_run(store: Store, recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-    recorder.fail(recorder.start(make_info(name="[odd]")), SimulationError("a [deadlock]"))
+    recorder.fail(make_info(name="[odd]"), SimulationError("a [deadlock]"))
     assert show.main(["[odd]", "--store", str(store.folder)]) == 0
     assert "a [deadlock]" in capsys.readouterr().out
 

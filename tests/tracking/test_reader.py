@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from zexp.tracking import Recorder, Store, TrackingError, find_run, list_runs, load_run, run_url
+from zexp.tracking import Recorder, Store, TrackingError, find_run, list_runs, load_run, run_path
 
-from .conftest import CONFIG, make_info
+from .conftest import CONFIG, make_info, make_result
 
 Record = Callable[..., str]
 
@@ -25,7 +25,7 @@ def test_reading_agrees_with_mlflow(store: Store, record: Record) -> None:
     )  # fmt: skip
     assert ours.artifact_uri == theirs.info.artifact_uri
     assert ours.config == CONFIG
-    assert ours.url == run_url(ours.experiment_id, run_id)
+    assert ours.url == store.url(run_path(ours.experiment_id, run_id))
     assert ours.profile[0]["symbol"] == "zswap_fn_00"
 
 
@@ -39,7 +39,7 @@ def test_finding(store: Store, record: Record) -> None:
 
 
 def test_last_is_the_one_created_last_if_both_started_in_one_millisecond(store: Store, recorder: Recorder) -> None:
-    ids = [recorder.start(make_info(name=f"r{i}", experiment=f"e{i % 3}")) for i in range(9)]
+    ids = [recorder.finish(make_info(name=f"r{i}", experiment=f"e{i % 3}"), make_result()) for i in range(9)]
     with sqlite3.connect(store.database) as link:
         link.execute("UPDATE runs SET start_time = 5")
     link.close()
@@ -47,7 +47,7 @@ def test_last_is_the_one_created_last_if_both_started_in_one_millisecond(store: 
     assert [run.run_id for run in list_runs(store)] == ids[::-1]
 
 
-def test_not_found(store: Store, record: Record, recorder: Recorder) -> None:
+def test_not_found(store: Store, record: Record) -> None:
     with pytest.raises(TrackingError, match="no runs yet"):
         find_run(store, "last")
     record(name="eager-192")
@@ -57,7 +57,7 @@ def test_not_found(store: Store, record: Record, recorder: Recorder) -> None:
         find_run(store, "")
     with pytest.raises(TrackingError, match="allowed"):
         find_run(store, "' OR 1 --")
-    second = recorder.start(make_info(name="eager-192"))
+    second = record(name="eager-192")
     with pytest.raises(TrackingError, match=f"2 runs have that name.*latest first: {second[:12]}"):
         find_run(store, "eager-192")
 
@@ -73,8 +73,9 @@ def test_listing(store: Store, record: Record) -> None:
     assert [r.run_id for r in list_runs(store)] == [b, a]
 
 
-def test_a_running_run_can_be_read(store: Store, recorder: Recorder) -> None:
-    run = load_run(store, recorder.start(make_info()))
+def test_a_running_run_can_be_read(store: Store) -> None:
+    started = store.client.create_run(store.experiment_id("x"))
+    run = load_run(store, started.info.run_id)
     assert (run.status, run.config, run.profile, run.ended_ms) == ("RUNNING", {}, [], None)
 
 

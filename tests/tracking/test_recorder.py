@@ -15,7 +15,7 @@ from pyarrow import parquet
 from zexp.cli import show
 from zexp.errors import Interrupted, SimulationError
 from zexp.result import Profile, StackTime, TimeSeries
-from zexp.tracking import Recorder, RunInfo, Store, TrackingError, list_runs, load_run
+from zexp.tracking import Recorder, RunInfo, Spool, Store, TrackingError, list_runs, load_run
 
 from .conftest import CONFIG, make_info, make_result
 
@@ -59,8 +59,7 @@ def test_what_a_run_holds(store: Store, record: Record) -> None:
 
 def test_shares_of_another_comm_name_it(store: Store, recorder: Recorder) -> None:
     stacks = (StackTime("busy", ("f",), 10_000_000), StackTime("kworker/u8:1", ("f<x>",), 1_000_000))
-    run_id = recorder.start(make_info())
-    recorder.finish(run_id, make_info(), replace(make_result(), profile=Profile(stacks)))
+    run_id = recorder.finish(make_info(), replace(make_result(), profile=Profile(stacks)))
     shares = {k: v for k, v in load_run(store, run_id).metrics.items() if k.startswith("profile")}
     assert shares == {"profile/self_pct/f": 100.0, "profile/self_pct/kworker_u8:1/f_x_": 100.0}
 
@@ -73,12 +72,12 @@ def test_artifacts(store: Store, record: Record) -> None:
     ]  # fmt: skip
     assert yaml.safe_load(files["config.yaml"]) == CONFIG
     table = json.loads(files["functions.json"])
-    assert table["columns"] == ["symbol", "comm", "self_pct", "children_pct", "ns_per_page", "base"]
+    assert table["columns"] == ["symbol", "self_pct", "children_pct", "ns_per_page", "comm", "base"]
     symbols = [row[0] for row in table["data"]]
     assert {"munmap", "free_swap_and_cache", "kswapd"} <= set(symbols)  # no time of their own, but below them
     assert "zswap_fn_59" not in symbols
-    assert table["data"][0] == ["zswap_fn_00", "munmap", 3.28, 3.28, 60.0, "CPU time of munmap"]
-    assert files["functions.md"].decode().splitlines()[1] == "| --- | --- | ---: | ---: | ---: | --- |"
+    assert table["data"][0] == ["zswap_fn_00", 3.28, 3.28, 60.0, "munmap", "CPU time of munmap"]
+    assert files["functions.md"].decode().splitlines()[1] == "| --- | ---: | ---: | ---: | --- | --- |"
     assert "cgroup_rstat_flush&lt;locked>" in files["functions.md"].decode()
     assert json.loads(files["locks.json"])["data"] == [["tree_lock", 100, 7, 7.0, 32.0, 8.0]]
     assert json.loads(files["lines.json"])["data"] == [["zswap_pool_total_size", 40, 100.0, 0.004]]
@@ -94,8 +93,7 @@ def test_artifacts(store: Store, record: Record) -> None:
 
 
 def test_no_lock_files_without_locks(store: Store, recorder: Recorder) -> None:
-    run_id = recorder.start(make_info())
-    recorder.finish(run_id, make_info(), replace(make_result(), locks=(), lines=(), profile=Profile(()), pages=None))
+    run_id = recorder.finish(make_info(), replace(make_result(), locks=(), lines=(), profile=Profile(()), pages=None))
     assert not [name for name in artifacts(store, run_id) if name.startswith(("locks", "lines"))]
     assert load_run(store, run_id).profile == []
 
@@ -104,9 +102,8 @@ def test_identical_results_give_identical_bytes(store: Store, record: Record, re
     first = artifacts(store, record())
     result = make_result()
     info = make_info()
-    again = recorder.start(info)
     shuffled = replace(result, profile=Profile(result.profile.stacks[::-1]), wall_s=9.0)
-    recorder.finish(again, info, shuffled)
+    again = recorder.finish(info, shuffled)
     assert artifacts(store, again) == first
 
 
@@ -140,24 +137,22 @@ def test_the_format_is_that_of_log_table(store: Store, record: Record) -> None:
 
 def test_extra_files(store: Store, recorder: Recorder) -> None:
     info = make_info()
-    run_id = recorder.start(info)
-    recorder.finish(run_id, info, make_result(), {"flame.svg": "<svg/>", "raw/x/y.bin": b"\0\1"})
+    run_id = recorder.finish(info, make_result(), {"flame.svg": "<svg/>", "raw/x/y.bin": b"\0\1"})
     files = artifacts(store, run_id)
     assert files["flame.svg"] == b"<svg/>"
     assert files["raw/x/y.bin"] == b"\0\1"
     for path in ("../up", "/abs", ""):
         with pytest.raises(TrackingError, match="relative"):
-            recorder.finish(recorder.start(info), info, make_result(), {path: ""})
+            recorder.finish(info, make_result(), {path: ""})
 
 
 def test_failed_and_killed_runs(store: Store, recorder: Recorder) -> None:
-    failed, killed, foreign = (recorder.start(make_info(name=name)) for name in ("failed", "killed", "foreign"))
     try:
         raise SimulationError("deadlock:\nall 192 CPUs\twait")
     except SimulationError as error:
-        recorder.fail(failed, error)
-    recorder.fail(killed, Interrupted(), "KILLED")
-    Recorder(store).fail(foreign, ValueError("x" * 9000))
+        failed = recorder.fail(make_info(name="failed"), error)
+    killed = recorder.fail(make_info(name="killed"), Interrupted(), "KILLED")
+    foreign = recorder.fail(make_info(name="foreign"), ValueError("x" * 9000))
     assert {run.name: run.status for run in list_runs(store)} == {
         "failed": "FAILED", "killed": "KILLED", "foreign": "FAILED",
     }  # fmt: skip
@@ -172,20 +167,20 @@ def test_failed_and_killed_runs(store: Store, recorder: Recorder) -> None:
     assert long.endswith("(9012 characters, whole in traceback.txt)")
 
 
-def test_a_run_that_cannot_be_written_still_ends(
+def test_a_run_that_cannot_be_written_now_is_written_later(
     store: Store, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = recorder.start(make_info())
-
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.client, "log_artifacts", full)
-    with pytest.raises(TrackingError, match="No space left") as caught:
-        recorder.finish(run_id, make_info(), make_result())
-    with pytest.raises(TrackingError):
-        recorder.fail(run_id, caught.value)
-    assert [run.status for run in list_runs(store)] == ["FAILED"]
+    with monkeypatch.context() as broken:
+        broken.setattr(store.client, "log_artifacts", full)
+        with pytest.raises(TrackingError, match="No space left"):
+            recorder.finish(make_info(), make_result())
+    assert [run.status for run in list_runs(store)] == ["RUNNING"]
+    assert Spool.of(store).deliver(store) == 1
+    assert [run.status for run in list_runs(store)] == ["FINISHED"]
+    assert Spool.of(store).waiting() == []
 
 
 def test_the_environment_does_not_divert_runs(
@@ -215,8 +210,7 @@ def test_awkward_input_is_recorded(store: Store, recorder: Recorder) -> None:
     config = {"long": "x" * 7000, "a[0]": "b\ud800", "": {"..": [None, []]}, "big": list(range(300))}
     info = make_info(config=config, name="", notes="n" * 9000, sweep=None, plugins={})
     metrics = {f"m/{i}": float(i) for i in range(1500)}
-    run_id = recorder.start(info)
-    recorder.finish(run_id, info, replace(make_result(), metrics=metrics))
+    run_id = recorder.finish(info, replace(make_result(), metrics=metrics))
     run = load_run(store, run_id)
     assert run.params["big.299"] == "299"
     assert run.metrics["m/1499"] == 1499
@@ -241,8 +235,7 @@ def test_series(store: Store, recorder: Recorder, capsys: pytest.CaptureFixture[
     }
     result = replace(make_result(), series=series, metrics={"series/sim": 8.0})
     info = make_info()
-    run_id = recorder.start(info)
-    recorder.finish(run_id, info, result)
+    run_id = recorder.finish(info, result)
     start = store.client.get_run(run_id).info.start_time
 
     def history(key: str) -> list[tuple[int, int, float]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from zexp.errors import ZexpError
-from zexp.tracking import Recorder, Store, TrackingError, list_runs, run_url, store_folder
+from zexp.tracking import Recorder, Store, TrackingError, list_runs, run_path, store_folder
 
 from .conftest import make_info, make_result
 
@@ -29,7 +29,7 @@ def race(folder: str, number: int, start: Barrier, outcomes: Queue[tuple[str, st
     recorder = Recorder(store)
     for own in range(3):
         info = make_info(experiment="shared", name=f"{number}-{own}")
-        recorder.finish(recorder.start(info), info, make_result())
+        recorder.finish(info, make_result())
     outcomes.put((store.experiment_id("shared"), store.experiment_id(f"own-{number}")))
 
 
@@ -204,8 +204,10 @@ os.kill(os.getpid(), 9)
     assert Store.open(store.folder).experiment_id("after") == "1"
 
 
-def test_run_url() -> None:
-    assert run_url("3", "abc", 5001) == ("http://127.0.0.1:5001/#/experiments/3/runs/abc?workflowType=machine_learning")
+def test_the_url_of_a_run(store: Store) -> None:
+    assert store.url(run_path("3", "abc")) == (
+        "http://127.0.0.1:5000/#/experiments/3/runs/abc?workflowType=machine_learning"
+    )
 
 
 def test_importing_and_reading_need_no_mlflow(store: Store) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from zexp import experiment
-from zexp.cli.compose import compose, ready
+from zexp.compose import compose, ready
 from zexp.program.listing import Listing
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from zexp import machine as machines
 from zexp import schema
-from zexp.cli.compose import ready
 from zexp.cli.render import plain_table
+from zexp.compose import ready
 from zexp.plugins import Registry
 from zexp.workload import WORKLOADS
 

@@ -12,6 +12,9 @@ COMMANDS = {
     "list": "machines, kernels, workloads and policies, and which plugin each policy came from",
     "explain": "print the staged program of an experiment as a listing, with costs",
     "show": "print a run: zexp show last",
+    "compare": "runs, or the arms of a sweep, beside each other: zexp compare last-sweep",
+    "report": "one HTML page of a sweep, to be opened from a mail: zexp report last-sweep",
+    "sync": "deliver runs that were finished while the store did not answer",
     "ui": "open MLflow's UI on the store the runs went to",
 }
 USER_ERROR, CRASH, INTERRUPTED = 2, 1, 130
@@ -52,7 +55,7 @@ def _complete(argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; 0 is success, 2 a mistake in the input, 130 Ctrl-C, 1 anything else."""
+    """Run a command; 0 is success, 2 a mistake in the input, 3 a sweep without all its points, 130 Ctrl-C, 1 else."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
@@ -72,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     except ZexpError as error:
         if not getattr(error, "told", False):
             print(f"zexp: {error}", file=sys.stderr)
-        return USER_ERROR
+        return int(getattr(error, "status", USER_ERROR))
     except KeyboardInterrupt:
         print("zexp: interrupted", file=sys.stderr)
         return INTERRUPTED

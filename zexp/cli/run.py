@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import signal
 import sys
-import tempfile
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
@@ -16,64 +13,104 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from zexp import experiment, schema
 from zexp.cli import render
-from zexp.cli.compose import errors, ready, spelled_out
+from zexp.compose import errors, ready, spelled_out
 from zexp.errors import Interrupted, ZexpError
 from zexp.result.published import Outcome
-from zexp.tracking import Recorder, RunInfo, Store, list_runs, load_run, run_url
+from zexp.sweep import code as codes
+from zexp.sweep import search
+from zexp.sweep.folder import Folder, new_id
+from zexp.sweep.launch import Ended, Sweep, resumed
+from zexp.sweep.point import Label, Ran, run_point
+from zexp.sweep.points import Point, identity, parse, point_name, swept_keys
+from zexp.sweep.worker import work
+from zexp.tracking import MlflowStore, Spool, UnreachableError, list_runs, load_run, open_store, run_path, store_folder
 
 if TYPE_CHECKING:
+    from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
     from zexp.engine.sim import Progress as SimProgress
-    from zexp.plugins import Registry
-    from zexp.result import RunResult
 
-SWEEP, SWEEP_DIR, SWEPT = "ZEXP_SWEEP", "ZEXP_SWEEP_DIR", "ZEXP_SWEPT"
 PROGRESS_AFTER_S = 1.5
+FOREIGN_SWEEP, FOREIGN_SWEPT = "ZEXP_SWEEP", "ZEXP_SWEPT"
+"""For the jobs of another sweeper than zexp's own, in whatever process: the sweep's id, and the keys it varies."""
+MAX_LISTED = 40
+"""Rows of the table that ends a sweep."""
+_resume: list[Folder] = []
+"""The sweep that the command line resumes, if it does."""
+_mistakes: list[ZexpError] = []
+"""Of jobs in this process: raised when Hydra is done, which would print a line of its own."""
+_shown: list[tuple[str, Outcome]] = []
+"""Points that this process has printed: all there is for the last table if nothing is tracked."""
+_main_process = -1
+
+
+class PointsMissingError(ZexpError):
+    """A sweep has ended without all its points; everything has been said."""
+
+    told = True
+    status = 3
 
 
 def main(argv: list[str]) -> int:
     """Run one experiment, or (``-m``) a sweep."""
     import hydra
 
-    registry = ready()
-    argv = spelled_out(argv)
+    global _main_process
+    _main_process = os.getpid()
+    ready()
+    argv = _with_resume(spelled_out(argv))
     signal.signal(signal.SIGTERM, _terminated)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us whole; we print them
-    sweep = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}" if _is_sweep(argv) else None
-    outcomes: list[tuple[str, Outcome]] = []
-    mistakes: list[ZexpError] = []
-    here = os.getpid()
-
-    def task(cfg: DictConfig) -> None:
-        try:
-            _task(cfg, registry, outcomes)
-        except ZexpError as error:
-            if os.getpid() != here:
-                raise
-            mistakes.append(error)  # raised when Hydra is done, which would print a line of its own
-
     version = {} if _hydra_version() >= (1, 4) else {"version_base": "1.3"}
     entry = hydra.main(config_path=str(schema.folder()), config_name="config", **version)(task)
     outer = sys.argv
     # overrides last: argparse does not take options between them
-    sys.argv = ["zexp run", *sorted(argv, key=lambda a: (not a.startswith("-") and "=" in a) or a.startswith("~"))]
-    folder = tempfile.mkdtemp(prefix="zexp-sweep-") if sweep else ""
+    sys.argv = ["zexp run", *sorted(argv, key=_is_override)]
     try:
-        if sweep:
-            os.environ.update({SWEEP: sweep, SWEEP_DIR: folder, SWEPT: ",".join(_swept(argv))})
+        foreign = _foreign_sweeper(argv)
+        if foreign:
+            overrides = parse([a for a in argv if _is_override(a)])
+            swept = swept_keys([[str(o.input_line) for o in overrides if o.is_sweep_override()]])
+            os.environ.update({FOREIGN_SWEEP: new_id(), FOREIGN_SWEPT: " ".join(swept)})
         with errors():
             entry()
-        if mistakes:
-            raise mistakes[0]
+        if _mistakes:
+            raise _mistakes[0]
+        if foreign:
+            _foreign_summary(argv)
     finally:
         sys.argv = outer
-        if sweep:
-            shutil.rmtree(folder, ignore_errors=True)
-            for variable in (SWEEP, SWEEP_DIR, SWEPT):
-                os.environ.pop(variable, None)
-            _summary(sweep, outcomes)
+        _resume.clear()
+        _mistakes.clear()
+        _shown.clear()
+        for variable in (FOREIGN_SWEEP, FOREIGN_SWEPT):
+            os.environ.pop(variable, None)
     return 0
+
+
+def task(cfg: DictConfig) -> float | None:
+    """What Hydra is given to run, in whatever process its launcher chooses."""
+    if cfg.sweep.worker is not None:
+        work(cfg.sweep.worker, _show)
+        return None
+    try:
+        return _one(cfg)
+    except ZexpError as error:
+        if os.getpid() != _main_process:
+            raise
+        _mistakes.append(error)
+        return None
+
+
+def sweep(
+    context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str], together: Any
+) -> None:
+    """What zexp's sweeper does: run the points, then show them side by side."""
+    ended = Sweep(context, task, config, _resume[0] if _resume else None).run(arguments, together)
+    _summary(ended)
+    if not ended.complete:
+        raise PointsMissingError(f"{len(ended.points) - ended.finished} points are missing")
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
@@ -81,28 +118,40 @@ def _terminated(number: int, frame: object) -> NoReturn:
     raise Interrupted("terminated")
 
 
+def _is_override(argument: str) -> bool:
+    return (not argument.startswith("-") and "=" in argument) or argument.startswith("~")
+
+
 def _is_sweep(argv: list[str]) -> bool:
     return any(a in ("-m", "--multirun") for a in argv)
 
 
-def _swept(argv: list[str]) -> list[str]:
-    """The keys that a sweep gives several values."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+def _with_resume(argv: list[str]) -> list[str]:
+    """``resume=SWEEP`` replaced by the command line that the sweep was begun with."""
+    asked = [a.partition("=")[2] for a in argv if a.startswith("resume=")]
+    if not asked:
+        return argv
+    if len(asked) > 1:
+        raise ZexpError(f"resume={','.join(asked)}: one sweep at a time")
+    given = [a for a in argv if _is_override(a) and not a.startswith("resume=")]
+    place = next((a.partition("=")[2] for a in given if a.startswith("tracking.store=")), None)
+    home = open_store(place).home if place else store_folder()
+    folder, overrides = resumed(home, asked[0], given)
+    _resume.append(folder)
+    options = [a for a in argv if not _is_override(a)]
+    return [*options, *([] if _is_sweep(argv) else ["-m"]), *overrides]
 
-    with errors():
-        overrides = OverridesParser.create().parse_overrides([a for a in argv if "=" in a and not a.startswith("-")])
-    return [o.get_key_element() for o in overrides if o.is_sweep_override()]
 
-
-def _name(exp: experiment.Experiment, overrides: list[str]) -> str:
-    """What a run is called: in a sweep by what is swept, else by its experiment and policy."""
-    swept = [key for key in os.environ.get(SWEPT, "").split(",") if key]
-    parts = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key in swept:
-            parts.append(value if "/" in key else f"{key.rpartition('.')[2]}={value}")
-    return " ".join(parts) or f"{exp.name} {exp.policy.name}"
+def _foreign_sweeper(argv: list[str]) -> str | None:
+    """The sweeper that a command line chooses instead of zexp's own."""
+    chosen = [a.partition("=")[2] for a in argv if a.startswith("hydra/sweeper=")]
+    if len(chosen) > 1 or any("," in name for name in chosen):
+        raise ZexpError(f"hydra/sweeper={','.join(chosen)}: a sweep has one sweeper; choose one of them")
+    if not _is_sweep(argv) or not chosen or chosen == ["zexp"]:
+        return None
+    if _resume:
+        raise ZexpError(f"hydra/sweeper={chosen[0]}: only sweeps of zexp's own sweeper can be resumed")
+    return chosen[0]
 
 
 def _hydra_version() -> tuple[int, int]:
@@ -112,136 +161,172 @@ def _hydra_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _task(cfg: DictConfig, registry: Registry, outcomes: list[tuple[str, Outcome]]) -> None:
-    """One job, in whatever process the launcher gives it. A mistake is told at once, with the job's overrides."""
+def _one(cfg: DictConfig) -> float | None:
+    """A run of its own, or a job of another sweeper than zexp's."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
+    registry = ready()
     given: list[str] = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[assignment]
-    overrides = [o for o in given if not o.startswith(("experiment=", "tracking."))]
+    sweep_id = os.environ.get(FOREIGN_SWEEP)
+    swept = os.environ.get(FOREIGN_SWEPT, "")
+    overrides = [o for o in given if swept_keys([[o]])[0] in swept.split()]
+    store = None
     try:
         with errors():
             exp = experiment.from_config(cfg, registry)
-        name, outcome = run_one(exp, overrides)
+        search.check(exp.sweep.subject_to)
+        code = codes.identity(registry)
+        label = Label(point_name(exp, overrides), identity(exp, code), code, given=swept_keys([given]))
+        if sweep_id is not None:
+            label = label.of_sweep(sweep_id, label.identity, swept, overrides)
+        store = open_store(exp.tracking.store) if exp.tracking.enabled else None
+        if store is not None:
+            store.check(exp.name)
+            _deliver_leftovers(store)
+            if sweep_id is None:
+                print(f"store  {store.uri}", flush=True)
+        bar = _Bar(exp)
+        with bar:
+            ran = run_point(exp, label, store, bar.observe)
     except ZexpError as error:
-        where = f" [{' '.join(overrides)}]" if os.environ.get(SWEEP) else ""
-        print(f"zexp: {error}{where}", file=sys.stderr, flush=True)
-        error.told = True  # type: ignore[attr-defined]
+        if sweep_id is not None:
+            print(f"zexp: {error} [{' '.join(overrides)}]", file=sys.stderr, flush=True)
+            error.told = True  # type: ignore[attr-defined]
         raise
-    outcomes.append((name, outcome))
+    except KeyboardInterrupt:
+        if store is not None:
+            print("what had been run is in the store, marked KILLED: zexp show last")
+        raise
+    _show(label.name, ran)
+    if exp.sweep.objective is None:
+        return None
+    direction = HydraConfig.get().sweeper.get("direction") if sweep_id is not None else None
+    return search.evaluate(exp.sweep.objective, exp.sweep.subject_to, ran.outcome, search.worst(direction))
 
 
-def run_one(exp: experiment.Experiment, overrides: list[str]) -> tuple[str, Outcome]:
-    """Stage, run, log and print one experiment."""
-    console = Console()
-    name = _name(exp, overrides)
-    store = Store.open(exp.tracking.store) if exp.tracking.enabled else None
-    staged = experiment.stage(exp)
-    info = RunInfo(
-        experiment=exp.name,
-        name=name,
-        config=exp.config,
-        config_hash=exp.digest(),
-        machine_digest=exp.machine.digest(),
-        seed=exp.seed,
-        sweep=os.environ.get(SWEEP),
-        plugins=exp.plugins,
-        notes=exp.notes or _notes(exp),
-    )
-    if store is None:
-        result = _run(exp, staged, console)
-    else:
-        recorder = Recorder(store)
-        run_id = recorder.start(info)
-        try:
-            result = _run(exp, staged, console)
-            recorder.finish(run_id, info, result)
-        except KeyboardInterrupt as error:  # also outside the simulation: while it is compiled, or the result written
-            recorder.fail(run_id, error, "KILLED")
-            console.print(f"run {run_id} is marked KILLED in {store.folder}")
-            raise
-        except BaseException as error:
-            recorder.fail(run_id, error)
-            raise
-    outcome = _outcome(exp, result)
-    title = f"{name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}"
-    render.run_tables(console, outcome, title)
-    speed = result.sim_ns / 1e9 / result.wall_s if result.wall_s else 0.0
+def _deliver_leftovers(store: MlflowStore) -> None:
+    """What an earlier process left in the spool, as it was killed or the server was away."""
+    try:
+        if count := Spool.of(store).deliver(store):
+            print(f"zexp: {count} runs that waited in the spool are now in the store", file=sys.stderr)
+    except UnreachableError:
+        pass  # this run will say so itself
+
+
+def _show(name: str, ran: Ran) -> None:
+    """Print a run that has finished."""
+    _shown.append((name, ran.outcome))
+    console, exp, result = Console(), ran.experiment, ran.result
+    render.run_tables(console, ran.outcome, f"{name} on {exp.machine.name}, {exp.kernel.name}, {exp.workload.name}")
+    speed = exp.seeds * result.sim_ns / 1e9 / result.wall_s if result.wall_s else 0.0
+    each = f", each of {exp.seeds} seeds" if exp.seeds > 1 else ""
     console.print(
-        f"{result.sim_ns / 1e6:,.1f} ms on the machine, simulated in {result.wall_s:.2f} s ({speed:.2f} x real time)",
+        f"{result.sim_ns / 1e6:,.1f} ms on the machine{each}, simulated in {result.wall_s:.2f} s "
+        f"({speed:.2f} x real time)",
         highlight=False,
     )
-    if store is not None:
-        url = run_url(store.experiment_id(exp.name), run_id)
-        console.print(
-            f"run    zexp show {run_id[:8]}\nstore  {store.uri}\nUI     zexp ui, then {url}\n",
-            soft_wrap=True,
-            highlight=False,
-        )
-    return name, outcome
-
-
-def _notes(exp: experiment.Experiment) -> str:
-    """The run's description in MLflow."""
-    lines = [
-        f"**{exp.policy.name}** {exp.workload.governed_by}; {exp.workload.name} on "
-        f"{exp.machine.name} ({exp.machine.description}), {exp.kernel.description}."
-    ]
-    if exp.published.source:
-        lines.append(f"Held against: {exp.published.source}.")
-    return "\n\n".join(lines)
-
-
-def _outcome(exp: experiment.Experiment, result: RunResult) -> Outcome:
-    rows: list[dict[str, Any]] = [vars(row) for row in result.profile.functions(result.pages)]
-    return Outcome(exp.config, result.metrics, rows)
-
-
-def _run(exp: experiment.Experiment, staged: experiment.Staged, console: Console) -> RunResult:
-    """Run with a progress display that appears when a run takes longer than a moment."""
-    load = staged.load
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
+    if ran.store is None:
+        return
+    if ran.run_id is None:
+        console.print(f"{ran.waits}: the run waits in {Spool.of(ran.store).folder}; `zexp sync` delivers it\n")
+        return
+    url = ran.store.url(run_path(ran.store.experiment_id(exp.name), ran.run_id))
+    console.print(
+        f"run    zexp show {ran.run_id[:8]}\nUI     {ran.store.ui_hint}{url}\n",
+        soft_wrap=True,
+        highlight=False,
     )
-    task = bar.add_task("simulating", total=abs(load.watch_to - load.watch_from) or None)
 
-    def observe(progress: SimProgress) -> None:
+
+class _Bar:
+    """A progress display that appears when a run takes longer than a moment."""
+
+    def __init__(self, exp: experiment.Experiment) -> None:
+        self._exp = exp
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task("simulating", total=None)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+
+    def observe(self, progress: SimProgress, staged: experiment.Staged) -> None:
+        """Show how far a simulation is: by what its workload counts, else by the time it is to cover."""
         if progress.wall_s < PROGRESS_AFTER_S:
             return
-        if not bar.live.is_started:
-            bar.start()
+        if not self._bar.live.is_started:
+            self._bar.start()
+        load, horizon_ns = staged.load, staged.program.horizon_ns
+        total, done = abs(load.watch_to - load.watch_from), float(abs(progress.watched - load.watch_from))
+        if not load.watch and horizon_ns:
+            total, done = horizon_ns, progress.sim_ns
         speed = progress.instructions / progress.wall_s / 1e6
-        bar.update(
-            task,
-            completed=abs(progress.watched - load.watch_from) if load.watch else None,
-            description=f"{exp.workload.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instr/s",
+        self._bar.update(
+            self._task,
+            total=total or None,
+            completed=done if total else None,
+            description=f"{self._exp.workload.name}: {progress.sim_ns / 1e9:.2f} s simulated, {speed:,.0f} M instr/s",
         )
 
-    try:
-        return experiment.run(
-            exp, staged, observer=observe, notify=lambda text: print(f"zexp: {text}", file=sys.stderr)
-        )
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+
+def _outcomes(store: MlflowStore, sweep_id: str, points: Sequence[Point] = ()) -> list[tuple[str, Outcome]]:
+    """The finished runs of a sweep, as its points are ordered and called; without any, as they began."""
+    listed = [r for r in reversed(list_runs(store, sweep=sweep_id)) if r.status == "FINISHED" and "kind" not in r.tags]
+    place = {point.identity: (i, point.name) for i, point in enumerate(points)}
+    known = [(*place.get(run.tags.get("identity", ""), (len(place), run.name)), run) for run in listed]
+    known.sort(key=lambda entry: entry[0])
+    loaded = [(name, load_run(store, run.run_id)) for _, name, run in known[:MAX_LISTED]]
+    return [(name, Outcome(run.config, run.metrics, run.profile)) for name, run in loaded]
 
 
-def _summary(sweep: str, outcomes: list[tuple[str, Outcome]]) -> None:
-    """The table that ends a sweep: of the runs in this process, or of those other processes wrote to the store."""
+def _summary(ended: Ended) -> None:
+    """What ends a sweep: its runs side by side, and what is missing."""
     console = Console()
-    if not outcomes:
+    outcomes = list(_shown)
+    if ended.store is not None:
         try:
-            store = Store.open(create=False)
-        except ZexpError:
-            return
-        runs = [load_run(store, r.run_id) for r in reversed(list_runs(store, sweep=sweep)) if r.status == "FINISHED"]
-        outcomes = [(r.name, Outcome(r.config, r.metrics, r.profile)) for r in runs]
+            outcomes = _outcomes(ended.store, ended.sweep, ended.points)
+        except UnreachableError as away:
+            console.print(f"{away}: no table", highlight=False)
+    _tables(console, outcomes, ended.finished)
+    counts = [f"{ended.finished} of {len(ended.points)} points finished"]
+    counts += [f"{ended.failed} failed"] if ended.failed else []
+    counts += [f"{ended.lost} not run"] if ended.lost else []
+    lines = [f"sweep  {ended.sweep} (tag of every run of it): {', '.join(counts)}"]
+    if ended.waiting:
+        lines.append(f"       {ended.waiting} runs wait in the spool; they are delivered with: zexp sync")
+    if ended.store is not None:
+        more = [f"resume it: zexp run -m resume={ended.sweep}"] if not ended.complete else []
+        lines += [f"       {line}" for line in (*more, f"zexp compare {ended.sweep}", f"zexp report {ended.sweep}")]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+
+
+def _tables(console: Console, outcomes: Sequence[tuple[str, Outcome]], finished: int) -> None:
     if outcomes:
         render.sweep_tables(console, outcomes, outcomes[0][1].config["published"]["source"])
-        console.print(f"sweep  {sweep} (tag of every run of it)", highlight=False)
+        if finished > len(outcomes):
+            console.print(f"the first {len(outcomes)} of {finished} points", style="dim")
+
+
+def _foreign_summary(argv: list[str]) -> None:
+    """The same for a sweep of another sweeper."""
+    place = next((a.partition("=")[2] for a in argv if a.startswith("tracking.store=")), None)
+    sweep_id = os.environ[FOREIGN_SWEEP]
+    console = Console()
+    try:
+        _tables(console, _outcomes(open_store(place, create=False), sweep_id), 0)
+    except ZexpError:
+        return
+    console.print(f"sweep  {sweep_id} (tag of every run of it)", highlight=False)

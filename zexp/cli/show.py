@@ -6,14 +6,13 @@ import argparse
 import datetime
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from zexp.tracking import Store, StoredRun, load_run
+from zexp.tracking import StoredRun, load_run, open_store
 from zexp.tracking.names import flatten, plain
 
 STATUS_STYLE = {"FINISHED": "green", "FAILED": "red", "KILLED": "red", "RUNNING": "yellow"}
@@ -22,7 +21,7 @@ STATUS_STYLE = {"FINISHED": "green", "FAILED": "red", "KILLED": "red", "RUNNING"
 def main(argv: list[str]) -> int:
     """Print one run."""
     args = _parser().parse_args(argv)
-    run = load_run(Store.open(args.store, create=False), args.run)
+    run = load_run(open_store(args.store, create=False), args.run)
     if args.json:
         print(json.dumps(as_json(run), indent=2, ensure_ascii=False))
     else:
@@ -63,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON: all values, no rounding, all profile rows")
     parser.add_argument(
         "--store",
-        type=Path,
-        metavar="DIR",
-        help="folder of the store (default: $ZEXP_STORE, else $XDG_DATA_HOME/zexp, else ~/.local/share/zexp)",
+        metavar="STORE",
+        help="folder of the store, or an MLflow server's address "
+        "(default: $ZEXP_STORE, else $XDG_DATA_HOME/zexp, else ~/.local/share/zexp)",
     )
     parser.add_argument("--rows", type=_count, default=20, metavar="N", help="profile rows to print (default: 20)")
     return parser

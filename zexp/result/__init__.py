@@ -2,7 +2,8 @@
 
 from zexp.result.histogram import Log2Histogram
 from zexp.result.profile import FunctionRow, Profile, StackTime
-from zexp.result.run_result import LineStats, LockStats, RunResult, TimeSeries
+from zexp.result.replicate import combine
+from zexp.result.run_result import LineStats, LockStats, Replication, RunResult, TimeSeries
 
 __all__ = [
     "FunctionRow",
@@ -10,7 +11,9 @@ __all__ = [
     "LockStats",
     "Log2Histogram",
     "Profile",
+    "Replication",
     "RunResult",
     "StackTime",
     "TimeSeries",
+    "combine",
 ]

@@ -47,6 +47,14 @@ class TimeSeries:
 
 
 @dataclass(frozen=True)
+class Replication:
+    """What one of several seeds gave."""
+
+    seed: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The outcome of one run. Everything but ``wall_s`` is a function of configuration and seed alone."""
 
@@ -66,3 +74,5 @@ class RunResult:
     wall_s: float
     """Real seconds the engine took."""
     series: Mapping[str, TimeSeries] = field(default_factory=dict)
+    replications: tuple[Replication, ...] = ()
+    """If this is the mean over several seeds: what each gave."""

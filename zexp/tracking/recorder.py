@@ -1,30 +1,30 @@
-"""Writing a run: one MLflow run for one simulation job, with as few round trips as MLflow allows."""
+"""A run as MLflow is to show it: one MLflow run for one point, with as few round trips as MLflow allows."""
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
 import getpass
 import json
-import tempfile
+import secrets
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from zexp.errors import ZexpError
 from zexp.result import FunctionRow, RunResult, TimeSeries
 from zexp.tracking import names, tables
-from zexp.tracking.store import Store, TrackingError
+from zexp.tracking.base import MlflowStore
+from zexp.tracking.spool import TRACEBACK, Parcel, Spool
 
 TOP_METRICS = 10
-BATCH = 1000
-"""Metrics that MLflow takes at once."""
 NS_PER_MS = 1_000_000
+UNSHOWN = ("kernel.costs.", "kernel.sources.", "machine.sources.", "published.")
+"""Configuration that makes no parameters of a run, unless it was set for it."""
 NOTES = "mlflow.note.content"
-WHOLE_TAGS = {"error": "traceback.txt", NOTES: "notes.md"}
+WHOLE_TAGS = {"error": TRACEBACK, NOTES: "notes.md"}
 """Where to find the whole of a tag that was too long for MLflow."""
 
 
@@ -45,39 +45,45 @@ class RunInfo:
     """Version of each distribution that took part."""
     notes: str = ""
     """Markdown, shown as the description of the run."""
+    key: str = ""
+    """What all attempts at this run have in common, to share one run in the store; empty if there is but this one."""
+    first: bool = True
+    """There was no attempt before."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Further tags."""
+    given: Sequence[str] = ()
+    """Configuration keys that the user has set: always parameters."""
 
 
 class Recorder:
-    """Writes runs to a store. ``start`` before the simulation, then exactly one of ``finish`` and ``fail``.
+    """Sends runs to a store: each once it has ended, whole.
 
-    It keeps no run of its own "active" and reads no ``MLFLOW_*`` variable, so runs may overlap.
+    It keeps no run "active" and reads no ``MLFLOW_*`` variable.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MlflowStore) -> None:
         self.store = store
-        self._started: dict[str, RunInfo] = {}
-
-    def start(self, info: RunInfo) -> str:
-        """Create the run, in state RUNNING, and return its id."""
-        experiment = self.store.experiment_id(info.experiment)
-        with self.store.errors():
-            run = self.store.client.create_run(experiment, tags=_tags(info), run_name=info.name or None)
-        run_id: str = run.info.run_id
-        self._started[run_id] = info
-        return run_id
+        self._spool = Spool.of(store)
 
     def finish(
-        self, run_id: str, info: RunInfo, result: RunResult, extra_files: Mapping[str, bytes | str] | None = None
-    ) -> None:
-        """Write everything about a run that succeeded, and set it FINISHED.
+        self,
+        info: RunInfo,
+        result: RunResult,
+        extra_files: Mapping[str, bytes | str] | None = None,
+        *,
+        started_ms: int | None = None,
+    ) -> str:
+        """Write a run that succeeded, and return its id. ``extra_files`` are further artifacts by relative path.
 
-        ``extra_files`` are further artifacts by relative path. If this raises, the run is still RUNNING: call ``fail``.
+        Raises :class:`UnreachableError` if the store does not answer; the run then waits in the spool.
         """
         rows = result.profile.functions(result.pages)
         shown = tables.tables(result, rows)
         files: dict[str, bytes | str] = {**_input_files(info), **tables.raw_files(result)}
         for table in shown:
             files.update(table.files())
+        if result.replications:
+            files["replications.json"] = tables.replications_table(result).json()
         metrics, skipped = names.metrics({**_metrics(result, rows), **result.metrics})
         tags = {
             # What mlflow.log_table would set: makes the UI's artifact view offer these files as tables.
@@ -90,71 +96,65 @@ class Recorder:
             tags["metrics_not_finite"] = ", ".join(skipped)
         if dropped := [f"{name}={series.dropped}" for name, series in result.series.items() if series.dropped]:
             tags["series_dropped"] = ", ".join(dropped)
-        self._write(run_id, {**files, **(extra_files or {})}, metrics, names.params(info.config), tags)
-        self._write_series(run_id, result.series, metrics)
-        self._terminate(run_id, "FINISHED")
+        parcel = self._parcel(info, "FINISHED", started_ms, metrics, tags, _series(result.series, metrics))
+        return self._spool.send(self.store, parcel, {**files, **(extra_files or {})})
 
-    def fail(self, run_id: str, error: BaseException, status: Literal["FAILED", "KILLED"] = "FAILED") -> None:
-        """Keep the traceback and the one-line message of ``error`` with the run, and set its final status.
-
-        The configuration is kept as well if this recorder started the run. The status is set even if the rest cannot
-        be written.
-        """
-        files: dict[str, bytes | str] = {"traceback.txt": "".join(traceback.format_exception(error))}
-        params: dict[str, str] = {}
-        if info := self._started.get(run_id):
-            files.update(_input_files(info))
-            params = names.params(info.config)
-        try:
-            self._write(run_id, files, {}, params, {"error": one_line(error)})
-        finally:
-            self._terminate(run_id, status)
-
-    def _write(
+    def fail(
         self,
-        run_id: str,
-        files: Mapping[str, bytes | str],
+        info: RunInfo,
+        error: BaseException,
+        status: Literal["FAILED", "KILLED"] = "FAILED",
+        *,
+        started_ms: int | None = None,
+    ) -> str:
+        """Write a run that did not succeed: the traceback and the one-line message of ``error``, and what was tried."""
+        trace = "".join(traceback.format_exception(error))
+        parcel = self._parcel(info, status, started_ms, {}, {"error": one_line(error)}, [])
+        return self._spool.send(self.store, parcel, {TRACEBACK: trace, **_input_files(info)})
+
+    def _parcel(
+        self,
+        info: RunInfo,
+        status: str,
+        started_ms: int | None,
         metrics: Mapping[str, float],
-        params: Mapping[str, str],
         tags: Mapping[str, str],
-    ) -> None:
-        client = self.store.client
-        from mlflow.entities import Metric, Param, RunTag
+        series: list[tuple[str, float, int]],
+    ) -> Parcel:
+        now_ms = int(time.time() * 1000)
+        return Parcel(
+            uri=self.store.uri,
+            experiment=info.experiment,
+            name=info.name,
+            key=info.key or secrets.token_hex(16),
+            status=status,
+            started_ms=now_ms if started_ms is None else started_ms,
+            ended_ms=now_ms,
+            metrics=metrics,
+            params=_params(info),
+            tags={**_tags(info), **_legal_tags(tags)},
+            series=series,
+            first=info.first,
+        )
 
-        with self.store.errors(), tempfile.TemporaryDirectory(prefix="zexp-") as spool:
-            for path, content in files.items():
-                _spool(Path(spool), path, content)
-            client.log_artifacts(run_id, spool)
-            now = int(time.time() * 1000)
-            client.log_batch(
-                run_id,
-                [Metric(key, value, now, 0) for key, value in metrics.items()],
-                [Param(key, value) for key, value in params.items()],
-                [RunTag(key, value) for key, value in _legal_tags(tags).items()],
-            )
 
-    def _write_series(self, run_id: str, series: Mapping[str, TimeSeries], metrics: Mapping[str, float]) -> None:
-        """Write the history of each series, with whole ms of simulated time as step, and as timestamp on that clock."""
-        if not series:
-            return
-        client = self.store.client
-        from mlflow.entities import Metric
+def _params(info: RunInfo) -> dict[str, str]:
+    """Parameters by which runs are told apart; the hundreds of others are in ``config.yaml`` like these."""
+    return {
+        key: value
+        for key, value in names.params(info.config).items()
+        if not key.startswith(UNSHOWN) or any(key == k or key.startswith(f"{k}.") for k in info.given)
+    }
 
-        keys = names.legal_names([*metrics, *(f"series/{name}" for name in series)])[len(metrics) :]
-        with self.store.errors():
-            start_ms: int = client.get_run(run_id).info.start_time
-            history = [
-                Metric(key, float(value), start_ms + ms, ms)
-                for key, one in zip(keys, series.values(), strict=True)
-                for ms, value in _by_ms(one).items()
-            ]
-            for first in range(0, len(history), BATCH):
-                client.log_batch(run_id, history[first : first + BATCH])
 
-    def _terminate(self, run_id: str, status: str) -> None:
-        with self.store.errors():
-            self.store.client.set_terminated(run_id, status)
-        self._started.pop(run_id, None)
+def _series(series: Mapping[str, TimeSeries], metrics: Mapping[str, float]) -> list[tuple[str, float, int]]:
+    """The history of each series, with whole ms of simulated time as step."""
+    keys = names.legal_names([*metrics, *(f"series/{name}" for name in series)])[len(metrics) :]
+    return [
+        (key, float(value), ms)
+        for key, one in zip(keys, series.values(), strict=True)
+        for ms, value in _by_ms(one).items()
+    ]
 
 
 def _by_ms(series: TimeSeries) -> dict[int, int]:
@@ -196,6 +196,7 @@ def _tags(info: RunInfo) -> dict[str, str]:
         "machine_digest": info.machine_digest,
         "seed": str(info.seed),
         "zexp_version": _version(),
+        **info.tags,
         "mlflow.source.name": "zexp",
         "mlflow.source.type": "LOCAL",
         **{f"plugin.{name}": version for name, version in info.plugins.items()},
@@ -212,15 +213,6 @@ def _tags(info: RunInfo) -> dict[str, str]:
 def _legal_tags(tags: Mapping[str, str]) -> dict[str, str]:
     values = (names.shorten(names.encodable(v), names.MAX_TAG, WHOLE_TAGS.get(k)) for k, v in tags.items())
     return dict(zip(names.legal_names(tags), values, strict=True))
-
-
-def _spool(spool: Path, path: str, content: bytes | str) -> None:
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts:
-        raise TrackingError(f"artifact path {path!r}: must be relative and stay inside the run")
-    target = spool.joinpath(*parts)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(content if isinstance(content, bytes) else names.encodable(content).encode())
 
 
 def _version() -> str:

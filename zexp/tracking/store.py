@@ -10,24 +10,14 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from zexp.errors import ZexpError
+from zexp.tracking.base import MlflowStore, TrackingError
 from zexp.tracking.quiet import prepare_mlflow
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 BUSY_SECONDS = 20.0
 ELSEWHERE = "choose another folder with --store or ZEXP_STORE"
-
-
-class TrackingError(ZexpError):
-    """The store cannot be used, or does not hold what was asked for."""
 
 
 def store_folder() -> Path:
@@ -42,12 +32,12 @@ def store_folder() -> Path:
     return _absolute(Path("~/.local/share/zexp"))
 
 
-def run_url(experiment_id: str, run_id: str, port: int = 5000, host: str = "127.0.0.1") -> str:
-    """The page of a run in the MLflow UI that ``zexp ui`` serves.
+def run_path(experiment_id: str, run_id: str) -> str:
+    """The page of a run in the MLflow UI, below the address of the server.
 
     The UI routes behind the ``#``, so the query belongs there too. Without it the first visit opens in GenAI mode.
     """
-    return f"{ui_url(port, host)}#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
+    return f"#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
 
 
 def ui_url(port: int = 5000, host: str = "127.0.0.1") -> str:
@@ -55,12 +45,22 @@ def ui_url(port: int = 5000, host: str = "127.0.0.1") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(MlflowStore):
     """A store that exists. Get one with :meth:`open`; it may be shared between threads, and pickled."""
 
-    folder: Path
-    _experiments: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    ui_hint = "zexp ui, then "
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f"store {self.folder}"
+
+    @property
+    def home(self) -> Path:
+        """The store's own folder."""
+        return self.folder
 
     @classmethod
     def open(cls, folder: Path | str | None = None, *, create: bool = True) -> Store:
@@ -105,42 +105,23 @@ class Store:
         """The tracking URI, absolute."""
         return f"sqlite:///{self.database}"
 
-    @cached_property
-    def client(self) -> MlflowClient:
-        """MLflow's client of this store, whatever the environment says. Imports MLflow."""
-        prepare_mlflow()
-        from mlflow import MlflowClient
+    def url(self, path: str) -> str:
+        """A page of the UI that ``zexp ui`` serves by default."""
+        return ui_url() + path
 
-        with self.errors():
-            return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+    def artifact_location(self, experiment: str) -> str:
+        """The folder of an experiment's runs, as a URI."""
+        return (self.artifact_root / _folder_name(experiment)).as_uri()
 
-    def experiment_id(self, name: str) -> str:
-        """The id of the experiment called ``name``, created on first use."""
-        if name not in self._experiments:
-            if not name.strip() or len(name) > 256 or not name.isprintable():
-                raise TrackingError(f"experiment name {name!r}: must be 1 to 256 printable characters")
-            self._experiments[name] = self._lookup_experiment(name) or self._create_experiment(name)
-        return self._experiments[name]
-
-    def _lookup_experiment(self, name: str) -> str | None:
-        with self.errors():
-            found = self.client.get_experiment_by_name(name)
-        if found is None:
-            return None
-        if found.lifecycle_stage != "active":
-            raise TrackingError(
-                f"experiment {name!r} of store {self.folder} was deleted; use another name, or restore it: "
-                f"MLFLOW_TRACKING_URI={self.uri} mlflow experiments restore -x {found.experiment_id}"
+    def with_tag(self, key: str, value: str) -> dict[str, str]:
+        """Id and status of every run that has this tag."""
+        with self.connection() as link:
+            rows = link.execute(
+                "SELECT r.run_uuid, r.status FROM tags t JOIN runs r USING (run_uuid) "
+                "WHERE t.key = ? AND t.value = ? AND r.lifecycle_stage = 'active'",
+                (key, value),
             )
-        return str(found.experiment_id)
-
-    def _create_experiment(self, name: str) -> str:
-        with self.lock():
-            if existing := self._lookup_experiment(name):
-                return existing
-            with self.errors():
-                location = (self.artifact_root / _folder_name(name)).as_uri()
-                return str(self.client.create_experiment(name, artifact_location=location))
+            return {row[0]: row[1] for row in rows}
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -213,9 +194,6 @@ class Store:
         with self.connection() as link:
             link.execute("SELECT version_num FROM alembic_version").fetchone()
             link.execute("SELECT run_uuid FROM runs LIMIT 1").fetchone()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"folder": self.folder, "_experiments": {}}
 
 
 def _absolute(path: Path) -> Path:

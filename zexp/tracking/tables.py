@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zexp.result import FunctionRow, Log2Histogram, Profile, RunResult
+from zexp.tracking import names
 
 Cell = str | int | float | None
 
@@ -46,19 +48,19 @@ class Table:
 def functions_table(rows: Sequence[FunctionRow]) -> Table:
     """The perf-style table: the functions with most time of their own, and all that call for a notable share.
 
-    The symbol comes first because MLflow's artifact view groups by the first text column.
+    MLflow's artifact view groups by the first column, the symbol, and puts the second of all runs side by side.
     """
     top = {id(row) for row in heapq.nlargest(TOP_ROWS, rows, key=lambda row: row.self_ns)}
     return Table(
         "functions",
-        ("symbol", "comm", "self_pct", "children_pct", "ns_per_page", "base"),
+        ("symbol", "self_pct", "children_pct", "ns_per_page", "comm", "base"),
         tuple(
             (
                 row.symbol,
-                row.comm,
                 round(row.self_pct, 2),
                 round(row.children_pct, 2),
                 None if row.ns_per_page is None else round(row.ns_per_page, 3),
+                row.comm,
                 row.base,
             )
             for row in rows
@@ -105,6 +107,18 @@ def lines_table(result: RunResult) -> Table:
     )
 
 
+def replications_table(result: RunResult) -> Table:
+    """Every metric of every seed; a metric that a seed does not have is null."""
+    seeds = result.replications
+    metrics = list(dict.fromkeys(name for one in seeds for name in one.metrics))
+    rows = [(one.seed, *(_finite(one.metrics.get(name)) for name in metrics)) for one in seeds]
+    return Table("replications", ("seed", *metrics), tuple(rows))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def tables(result: RunResult, rows: Sequence[FunctionRow]) -> list[Table]:
     """The tables of a run; functions first, as the UI offers the first one by default."""
     optional: list[tuple[object, Callable[[RunResult], Table]]] = [
@@ -131,7 +145,9 @@ def config_yaml(config: Mapping[str, object]) -> str:
     """The resolved configuration, keys in the order they were given."""
     import yaml
 
-    text: str = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+    # libyaml's emitter, where PyYAML was built with it, is ten times as fast
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(_plain(config), Dumper=dumper, sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -140,7 +156,9 @@ def _plain(value: object) -> object:
         return {str(key): _plain(child) for key, child in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(child) for child in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+    if isinstance(value, int | float | None):
+        return value
+    return names.encodable(str(value))
 
 
 def _parquet(profile: Profile) -> bytes:

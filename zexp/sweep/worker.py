@@ -1,0 +1,84 @@
+"""A worker: takes points from a sweep's folder until there are none left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from zexp.compose import ready
+from zexp.errors import ZexpError
+from zexp.sweep.folder import Event, Folder
+from zexp.sweep.point import Label, Ran, run_point
+from zexp.sweep.points import Composer, swept_keys
+from zexp.tracking import MlflowStore, open_store
+from zexp.tracking.recorder import one_line
+
+Show = Callable[[str, Ran], None]
+FEW = 4
+"""So many points or fewer are printed one by one; of more, a sweep shows the progress and its tables."""
+
+
+def work(path: str, show: Show) -> None:
+    """Run points of the sweep in this folder until all are taken, or somebody said stop.
+
+    ``show`` is given the name of each point that has finished, and what it gave, if the points are few. An error of a
+    point is told, and does not end the worker.
+    """
+    folder = Folder(Path(path))
+    with folder.at_work():
+        _Worker(folder, show).work()
+
+
+class _Worker:
+    def __init__(self, folder: Folder, show: Show) -> None:
+        self._folder, self._show = folder, show
+        self._manifest, self._offer = folder.manifest(), folder.offered()
+        self._composer = Composer(ready(), self._offer.code, self._manifest.fixed)
+        self._again = set(self._offer.again)
+        self._stores: dict[str | None, MlflowStore] = {}
+        self._name = f"{socket.gethostname()}-{os.getpid()}"
+        self._parent = os.getppid()
+
+    def work(self) -> None:
+        for index in self._offer.points:
+            if self._folder.stopped or os.getppid() != self._parent:  # or the sweep's own process was killed
+                return
+            if self._folder.claim(index):
+                self._tell(index, "started")
+                self._one(index)
+
+    def _one(self, index: int) -> None:
+        try:
+            ran = self._run(index)
+        except KeyboardInterrupt:
+            self._folder.stop()
+            self._tell(index, "failed", "interrupted")
+            raise
+        except Exception as error:
+            self._tell(index, "failed", one_line(error))
+            if not self._manifest.tracked and not isinstance(error, ZexpError):
+                traceback.print_exception(error)  # there is no store that would keep it
+        else:
+            self._tell(index, "finished", ran.waits)
+            if len(self._manifest.points) <= FEW:
+                self._show(self._manifest.points[index].name, ran)
+
+    def _run(self, index: int) -> Ran:
+        point = self._manifest.points[index]
+        exp = self._composer.experiment(point.overrides)
+        given = swept_keys([self._manifest.fixed, point.overrides])
+        label = Label(point.name, point.identity, self._offer.code, tags=self._offer.tags, given=given).of_sweep(
+            self._manifest.sweep, index, " ".join(self._manifest.swept), point.overrides, index not in self._again
+        )
+        return run_point(exp, label, self._store(exp.tracking.store) if self._manifest.tracked else None)
+
+    def _store(self, place: str | None) -> MlflowStore:
+        if place not in self._stores:
+            self._stores[place] = open_store(place)
+        return self._stores[place]
+
+    def _tell(self, index: int, what: str, note: str = "") -> None:
+        self._folder.tell(self._name, Event(index, what, note))

@@ -1,0 +1,196 @@
+"""Runs on their way to a store: written here first, whole and at once, then delivered and removed.
+
+So a run that was simulated is never lost: not when the server is away, not when the process is killed while it writes.
+Delivering may be repeated, as every run has a key that its copy in the store carries as a tag.
+"""
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from zexp.tracking import names
+from zexp.tracking.base import MlflowStore, TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+KEY = "delivery"
+"""The tag by which a delivered run is found again."""
+BATCH = 1000
+"""Metrics that MLflow takes at once."""
+TRACEBACK = "traceback.txt"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """All of a run that goes to a store, but for its files."""
+
+    uri: str
+    experiment: str
+    name: str
+    key: str
+    """Of all attempts at one thing: they share one run in the store."""
+    status: str
+    """FINISHED, FAILED or KILLED."""
+    started_ms: int
+    ended_ms: int
+    metrics: Mapping[str, float]
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    series: list[tuple[str, float, int]]
+    """Name, value and whole ms of simulated time."""
+    first: bool = True
+    """No run of this key can be in the store yet."""
+
+
+@dataclass(frozen=True)
+class Spool:
+    """The folder of the parcels of a home."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, store: MlflowStore) -> Spool:
+        """The spool in the home of a store."""
+        return cls(store.home / "spool")
+
+    def send(self, store: MlflowStore, parcel: Parcel, files: Mapping[str, bytes | str]) -> str:
+        """Keep a parcel, then deliver it; the id of its run. If that fails, it stays here for a later time."""
+        draft = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            for path, content in files.items():
+                _write(draft / "files", path, content)
+            draft.mkdir(parents=True, exist_ok=True)
+            (draft / "parcel.json").write_text(json.dumps(asdict(parcel)))
+            with _held(draft) as alone:
+                assert alone
+                kept = self.folder / f"{parcel.started_ms:013}-{draft.name[1:]}"
+                draft.rename(kept)  # from here on it survives whatever happens
+                return _deliver(store, kept, parcel)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise TrackingError(f"{store}: the run cannot be written to {self.folder} ({error.strerror})") from error
+
+    def waiting(self) -> list[Path]:
+        """What is here, oldest first."""
+        return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir()) if self.folder.is_dir() else []
+
+    def deliver(self, store: MlflowStore) -> int:
+        """Deliver what waits for this store, but for what a living process is about to deliver; how many that were.
+
+        Raises the first error; what is left can be delivered later.
+        """
+        delivered = 0
+        for kept in self.waiting():
+            with _held(kept) as alone:
+                parcel = _read(kept) if alone else None
+                if parcel is not None and parcel.uri == store.uri:
+                    _deliver(store, kept, parcel)
+                    delivered += 1
+        return delivered
+
+    def destinations(self) -> dict[str, int]:
+        """How many parcels wait for which store."""
+        found: dict[str, int] = {}
+        for kept in self.waiting():
+            parcel = _read(kept)
+            if parcel is not None:
+                found[parcel.uri] = found.get(parcel.uri, 0) + 1
+        return found
+
+
+def _read(kept: Path) -> Parcel | None:
+    try:
+        return Parcel(**json.loads((kept / "parcel.json").read_text()))
+    except FileNotFoundError:
+        return None  # another process has just delivered it
+    except (ValueError, TypeError) as error:
+        raise TrackingError(f"{kept}: a damaged parcel ({error}); look at its files, then remove the folder") from error
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has this parcel in hand; if so, nobody gets it meanwhile. A killed process lets go."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def _write(root: Path, path: str, content: bytes | str) -> None:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts:
+        raise TrackingError(f"artifact path {path!r}: must be relative and stay inside the run")
+    target = root.joinpath(*parts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content if isinstance(content, bytes) else names.encodable(content).encode())
+
+
+def _deliver(store: MlflowStore, kept: Path, parcel: Parcel) -> str:
+    """Write a parcel's run; every step may have been done before."""
+    tried = kept / "tried"
+    before = {} if parcel.first and not tried.exists() else store.with_tag(KEY, parcel.key)
+    tried.touch()
+    experiment = store.experiment_id(parcel.experiment)
+    client = store.client
+    from mlflow.entities import Metric, Param, RunTag
+
+    with store.errors():
+        if before:
+            run_id = next(iter(before))
+            _attempt(client, run_id, kept, parcel)
+        else:
+            marks = {KEY: parcel.key, "parcel": kept.name}
+            run_id = client.create_run(experiment, parcel.started_ms, marks, parcel.name or None).info.run_id
+        client.log_artifacts(run_id, str(kept / "files"))
+        metrics = [Metric(key, value, parcel.ended_ms, 0) for key, value in parcel.metrics.items()]
+        metrics += [Metric(key, value, parcel.started_ms + ms, ms) for key, value, ms in parcel.series]
+        params = [Param(key, value) for key, value in parcel.params.items()]
+        tags = [RunTag(key, value) for key, value in parcel.tags.items()]
+        client.log_batch(run_id, metrics[:BATCH], params, tags)
+        for first in range(BATCH, len(metrics), BATCH):
+            client.log_batch(run_id, metrics[first : first + BATCH])
+        client.set_terminated(run_id, parcel.status, parcel.ended_ms)
+    # gone at once for whoever looks at the spool, then bit by bit
+    done = kept.rename(kept.with_name(f".{kept.name}"))
+    shutil.rmtree(done, ignore_errors=True)
+    return str(run_id)
+
+
+def _attempt(client: MlflowClient, run_id: str, kept: Path, parcel: Parcel) -> None:
+    """The run is there already. Of an earlier attempt, it keeps the traceback; a new one goes beside that.
+
+    Or it is the beginning of this very delivery, which was cut off.
+    """
+    from mlflow.entities import RunTag
+
+    tags = client.get_run(run_id).data.tags
+    number = int(tags.get("attempts", "1"))
+    if tags.get("parcel") != kept.name:
+        number += 1
+        client.log_batch(run_id, tags=[RunTag("attempts", str(number)), RunTag("parcel", kept.name)])
+    latest = kept / "files" / TRACEBACK
+    if number > 1 and latest.exists():
+        latest.rename(latest.with_name(f"traceback-{number}.txt"))
+    if parcel.status == "FINISHED" and "error" in tags:
+        client.delete_tag(run_id, "error")
