@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -230,10 +231,8 @@ class Sweep:
 def _deliver(store: MlflowStore) -> int:
     """Deliver what waits in the spool; how many parcels for this store still do."""
     spool = Spool.of(store)
-    try:
+    with contextlib.suppress(UnreachableError):
         spool.deliver(store)
-    except UnreachableError:
-        pass
     return spool.destinations().get(store.uri, 0)
 
 
