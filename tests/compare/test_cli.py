@@ -104,7 +104,7 @@ def test_report(swept: list[str], capsys: Capture, tmp_path: Path) -> None:
         (("report", "nothing"), f"no sweep 'nothing' in store *; sweeps, latest first: {SWEEP}"),
         (("compare", SWEEP, "last"), "some are sweeps and some are runs"),
         (("compare", SWEEP, "--metric", "psi/some_pc"), "metric psi/some_pc: no run has it; did you mean psi/some_pct"),
-        (("compare", SWEEP, "--by", "machine"), "--by machine: not swept; allowed: policy.flush.name, workload.tree.cgroups"),
+        (("compare", SWEEP, "--by", "machine"), "--by machine: not swept; allowed: policy.flush.name, workload.tree"),
         (("compare", SWEEP, "--baseline", "lazy"), "--baseline lazy: not one of the arms; *allowed: ratelimited, sync"),
         (("compare", SWEEP, "--at", "cgroups"), "must be KEY=VALUE"),
         (("compare", SWEEP, "--at", "cgroups=31"), "--at cgroups=31: no run has it; did you mean"),

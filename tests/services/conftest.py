@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from e2e.conftest import Cli, cli, template
 
-from tests.e2e.conftest import Cli, cli, template
 from zexp.tracking import RunEntry, list_runs, open_store
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from e2e.conftest import Cli
 
-from tests.e2e.conftest import Cli
 from zexp.tracking import Store
 from zexp.tracking.views import publish
 

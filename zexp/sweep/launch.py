@@ -173,7 +173,7 @@ class Sweep:
         if changes and not first.sweep.accept_changes:
             shown = ", ".join(changes[:5]) + (f" and {len(changes) - 5} more" if len(changes) > 5 else "")
             raise ZexpError(
-                f"resume={manifest.sweep}: the code is not what the sweep was begun with: {shown}; go back to that, start "
+                f"resume={manifest.sweep}: the code is not what the sweep was begun with: {shown}; go back, start "
                 "a new sweep, or accept it with sweep.accept_changes=true, which the runs will say"
             )
         assert store is not None
