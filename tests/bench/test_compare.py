@@ -14,7 +14,7 @@ import pytest
 from compare.filling import Made, fill
 
 from zexp.tracking import Store
-from zexp.workload import Reclaim
+from zexp.workload import WORKLOADS
 
 from .conftest import REPORT
 
@@ -27,7 +27,7 @@ RUNS, METRICS, PARAMS, SEEDS = 5000, 60, 400, 3
 def runs(seeds: int) -> list[Made]:
     """A sweep of four policies, 25 numbers of cgroups and 50 of nodes, with all the parameters real runs have."""
     chance = random.Random(0)
-    headlines = [line.metric for line in Reclaim.headlines]
+    headlines = [line.metric for line in WORKLOADS["reclaim"].headlines]
     metrics = headlines + [f"lock/lock{i}/wait_ns" for i in range(METRICS - len(headlines))]
     fixed = {f"kernel.costs.function{i}.instructions": "40.0" for i in range(PARAMS)}
     made = []

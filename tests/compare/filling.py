@@ -86,7 +86,7 @@ def storm(
             by_seed: dict[int, dict[str, float | None]] = {
                 seed: {
                     "rstat/wait_s_per_s": float(count) / 100 * factor * (1 + 0.01 * ((seed * 7 + len(count)) % 3)),
-                    "psi/some_pct": 1.0 + 0.05 * ((seed * 5 + len(arm) + len(count)) % 4),
+                    "psi/some_pct": 1.0 + 0.05 * ((seed * (seed + len(arm)) + len(count)) % 5),
                     "pool/max_pct_of_limit": 24.0,
                     "kswapd/wakeups": 10.0 * factor,
                     "profile/self_pct/osq_lock": 40 * factor + 0.1 * seed,

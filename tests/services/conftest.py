@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -47,6 +48,13 @@ def lacking(what: str) -> NoReturn:
 def program(name: str, *elsewhere: str) -> str:
     found = shutil.which(name, path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", *elsewhere]))
     return found or lacking(name)
+
+
+def module(name: str) -> None:
+    try:
+        import_module(name)
+    except ImportError:
+        lacking(name)
 
 
 def free_port() -> int:
@@ -143,7 +151,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def slurm() -> Iterator[dict[str, str]]:
     """A Slurm of one node with two CPUs on loopback; what must be in the environment of its commands."""
     munged, slurmctld, slurmd = map(program, ("munged", "slurmctld", "slurmd"))
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher") if os.environ.get("CI") != "true" else None
+    module("hydra_plugins.hydra_submitit_launcher")
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder("slurm"))
         for name in ("state", "spool"):
@@ -176,7 +184,7 @@ def slurm() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """A PostgreSQL database on loopback; its address for SQLAlchemy."""
-    pytest.importorskip("psycopg2") if os.environ.get("CI") != "true" else None
+    module("psycopg2")
     installed = [str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
     initdb, server = program("initdb", *installed), program("postgres", *installed)
     # it refuses to run as root
@@ -191,7 +199,7 @@ def postgres() -> Iterator[str]:
         run = [server, "-D", str(data), "-p", str(port), "-c", "listen_addresses=127.0.0.1"]
         with daemon([*run, "-k", str(folder), "-c", "fsync=off"], folder / "log", **options):
             wait_for(lambda: listens(port), "PostgreSQL")
-            yield f"postgresql://zexp@127.0.0.1:{port}/postgres"
+            yield f"postgresql+psycopg2://zexp@127.0.0.1:{port}/postgres"
 
 
 def listens(port: int) -> bool:
@@ -240,19 +248,20 @@ class MlflowServer:
 def mlflow_server(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """``mlflow server`` over PostgreSQL, its artifacts served from a folder."""
     server = MlflowServer(postgres, tmp_path_factory.mktemp("mlflow-server"))
-    server.start()
-    yield server
-    server.kill()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The system's Chromium, driven by Playwright."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        lacking("playwright")
+    module("playwright")
     path = program("chromium")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         # its sandbox does not work for root in a container
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])

@@ -191,7 +191,7 @@ def caption(arms: Arms, pair: Pair, shown: int) -> str:
             "but nothing says what another seed would give."
         )
     if left := len(pair.rows) - shown:
-        said.append(f"{left} other metrics not shown.")
+        said.append(f"{left} other metric{'s' if left > 1 else ''} not shown.")
     return " ".join(said)
 
 

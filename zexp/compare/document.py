@@ -107,6 +107,8 @@ def text(page: Page, console: Console) -> None:
         for block in section.blocks:
             match block:
                 case Grid():
+                    if block.title:
+                        console.print(block.title, style="bold", markup=False, highlight=False, soft_wrap=True)
                     console.print(_rich(block))
                     if block.caption:
                         console.print(block.caption, style="dim", markup=False, highlight=False)
@@ -129,9 +131,7 @@ STYLES = {"higher": "bold", "lower": "bold", "mixed": "bold magenta", "no differ
 def _rich(grid: Grid) -> Table:
     from rich.text import Text
 
-    table = Table(
-        title=Text(grid.title, "bold"), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )  # not render.plain_table: this title is not markup
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in grid.columns:
         table.add_column(
             Text(column.name),

@@ -66,7 +66,7 @@ class ProfileDiff:
         if any(c.base is None or any(c.missing) for c in shown):
             said.append("new, gone: not in the other arm's table, which has its top functions.")
         if left := len(self.changes) - len(shown):
-            said.append(f"{left} other functions not shown.")
+            said.append(f"{left} other function{'s' if left > 1 else ''} not shown.")
         return Grid("profile", columns, tuple(lines), " ".join(said))
 
     def as_json(self) -> dict[str, object]:
