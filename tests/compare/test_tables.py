@@ -33,7 +33,7 @@ def test_arms_and_conditions(store: Store) -> None:
         ("sync", "ratelimited"),
         ("workload.tree.cgroups",),
     )
-    assert arms.conditions() == [("30",), ("300",), ("3000",)]
+    assert arms.conditions == (("30",), ("300",), ("3000",))
     assert arrange(runs, baseline="rate").names == ("ratelimited", "sync")
     assert arrange(runs, by="cgroups").names == ("30", "300", "3000")
     assert len(runs.unfinished) == 1

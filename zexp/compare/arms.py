@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zexp.compare import units
 from zexp.compare.runset import SEED, Run, RunSet
@@ -17,24 +19,18 @@ from zexp.workload import Headline, Workload
 
 Condition = tuple[str, ...]
 PROFILE = "profile/self_pct/"
+NO_SEED = np.iinfo(np.int64).min
 MAX_NAMED = 8
 """Metrics that an error message lists."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """An arm under a condition: one run, or one run a seed."""
-
-    run: Run
-    """The latest, for its artifacts."""
-    seeds: tuple[int, ...]
-    values: Mapping[str, Samples]
-    """Metric -> its value with each of the seeds, NaN where there is none."""
+Places = NDArray[np.intp]
+"""Indices of conditions."""
 
 
 @dataclass(frozen=True)
 class Arms:
-    """Cells by arm and condition."""
+    """The values of all metrics by arm, condition and seed."""
 
     by: str
     """The parameter that tells the arms apart; "" if each is a run."""
@@ -42,43 +38,53 @@ class Arms:
     """The arms, the baseline first."""
     keys: tuple[str, ...]
     """The other swept parameters, of whose values conditions consist."""
-    cells: Mapping[tuple[str, Condition], Cell]
+    conditions: tuple[Condition, ...]
+    """All that any arm has, each parameter in the order of :func:`zexp.compare.units.in_order`."""
+    metrics: tuple[str, ...]
+    """All that any run has: the headlines of the workload first, the others by name."""
+    values: Mapping[str, NDArray[np.float64]]
+    """Arm -> metrics x conditions x seeds (in ascending order of each condition's), NaN where there is none."""
+    seeds: Mapping[str, NDArray[np.int64]]
+    """Arm -> conditions x seeds, ``NO_SEED`` where there are no more."""
+    runs: Mapping[tuple[str, int], Run]
+    """Arm and index of the condition -> its latest run, for its artifacts."""
     workload: type[Workload]
     """What all simulate; the base class if that differs."""
 
-    def shared(self, *arms: str, metric: str | None = None) -> list[Condition]:
-        """Conditions that all these arms have (with that metric), in the order of :meth:`conditions`."""
-        return [
-            condition
-            for condition in self.conditions()
-            if all(
-                (cell := self.cells.get((arm, condition))) and (metric is None or metric in cell.values) for arm in arms
-            )
-        ]
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {metric: i for i, metric in enumerate(self.metrics)}
 
-    def conditions(self) -> list[Condition]:
-        """All conditions any arm has, each parameter in the order of :func:`zexp.compare.units.in_order`."""
-        found = list(dict.fromkeys(condition for _, condition in self.cells))
-        ranks = [{v: i for i, v in enumerate(units.in_order(column))} for column in zip(*found, strict=True)]
-        return sorted(found, key=lambda c: [rank[v] for rank, v in zip(ranks, c, strict=True)])
+    @cached_property
+    def _present(self) -> dict[str, NDArray[np.bool_]]:
+        """Arm -> metrics x conditions: whether there is a value."""
+        return {arm: ~np.isnan(values).all(axis=2) for arm, values in self.values.items()}
 
-    def samples(self, arm: str, metric: str, conditions: Sequence[Condition]) -> Samples:
-        """Values of a metric: conditions x seeds, padded with NaN."""
-        rows = [self.cells[arm, condition].values[metric] for condition in conditions]
-        out = np.full((len(rows), max(map(len, rows))), np.nan)
-        for row, values in zip(out, rows, strict=True):
-            row[: len(values)] = values
-        return out
+    def shared(self, *arms: str, metric: str | None = None) -> Places:
+        """Indices of the conditions under which all these arms have a run (with that metric)."""
+        found = np.ones(len(self.conditions), bool)
+        for arm in arms:
+            found &= self._present[arm][self._rows[metric]] if metric else self.seeds[arm][:, 0] != NO_SEED
+        return np.flatnonzero(found)
 
-    def same_seeds(self, first: str, second: str, conditions: Sequence[Condition]) -> bool:
-        """Whether both arms ran with the same seeds in each of these conditions."""
-        return all(self.cells[first, c].seeds == self.cells[second, c].seeds for c in conditions)
+    def samples(self, arm: str, metric: str, places: Places) -> Samples:
+        """Values of a metric under some conditions: conditions x seeds, padded with NaN."""
+        values = self.values[arm][self._rows[metric], places]
+        kept: Samples = values[:, ~np.isnan(values).all(axis=0)]
+        return kept
 
-    def metrics(self) -> list[str]:
-        """All metrics any cell has: the headlines of the workload first, the others by name."""
-        found = {metric for cell in self.cells.values() for metric in cell.values}
-        first = [line.metric for line in self.workload.headlines if line.metric in found]
-        return [*first, *sorted(found.difference(first))]
+    def same_seeds(self, first: str, second: str, places: Places) -> bool:
+        """Whether both arms ran with the same seeds under each of these conditions."""
+        return np.array_equal(self.seeds[first][places], self.seeds[second][places])
+
+    def fewest_seeds(self, arms: Sequence[str], places: Places) -> int:
+        """The number of seeds of the condition that has fewest; 0 without conditions."""
+        counts = [(self.seeds[arm][places] != NO_SEED).sum(axis=1) for arm in arms]
+        return int(np.min(counts)) if len(places) else 0
+
+    def column(self, key: str) -> NDArray[np.str_]:
+        """The value of one of ``keys`` in each condition."""
+        return np.array([condition[self.keys.index(key)] for condition in self.conditions])
 
     def headline(self, metric: str) -> Headline | None:
         """The headline a metric is shown as, if it is one."""
@@ -86,7 +92,7 @@ class Arms:
 
     def chosen(self, patterns: Sequence[str]) -> list[str]:
         """Metrics that match any of some shell patterns; raises ``ZexpError`` for a pattern that none matches."""
-        known = self.metrics()
+        known = self.metrics
         for pattern in patterns:
             if not any(fnmatchcase(metric, pattern) for metric in known):
                 raise ZexpError(f"metric {pattern}: no run has it; {_nearest(pattern, known)}")
@@ -115,34 +121,62 @@ def arrange(runs: RunSet, by: str | None = None, baseline: str | None = None) ->
     """
     key = _by(runs, by)
     keys = tuple(k for k in runs.swept if k not in (key, SEED))
-    grouped: dict[tuple[str, Condition], dict[int, tuple[Run, Mapping[str, float]]]] = {}
+    found: dict[tuple[str, Condition], dict[int, Mapping[str, float]]] = {}
+    latest: dict[tuple[str, Condition], Run] = {}
     names = {} if runs.sweeps else _run_names(runs.finished)
     for run in runs.finished:
         arm = run.params.get(key, "") if key else names.get(run.run_id, runs.title)
-        cell = grouped.setdefault((arm, tuple(run.params.get(k, "") for k in keys)), {})
-        for seed, metrics in runs.by_seed(run).items():
-            cell[seed] = run, metrics
-    arms = list(dict.fromkeys(arm for arm, _ in grouped))
+        where = arm, tuple(run.params.get(k, "") for k in keys)
+        found.setdefault(where, {}).update(runs.by_seed(run))
+        latest[where] = run
+    arms = _arm_names([arm for arm, _ in found], baseline)
+    conditions = _ordered([condition for _, condition in found])
+    place = {condition: i for i, condition in enumerate(conditions)}
+    metrics = _metrics(runs.workload, found.values())
+    slots = max((len(by_seed) for by_seed in found.values()), default=0)
+    values = {arm: np.full((len(metrics), len(conditions), slots), np.nan) for arm in arms}
+    seeds = {arm: np.full((len(conditions), slots), NO_SEED) for arm in arms}
+    for (arm, condition), by_seed in found.items():
+        for slot, (seed, measured) in enumerate(sorted(by_seed.items())):
+            seeds[arm][place[condition], slot] = seed
+            values[arm][:, place[condition], slot] = [measured.get(metric, np.nan) for metric in metrics]
+    at = {(arm, place[condition]): run for (arm, condition), run in latest.items()}
+    return Arms(key, arms, keys, conditions, metrics, values, seeds, at, runs.workload)
+
+
+def _arm_names(found: Sequence[str], baseline: str | None) -> tuple[str, ...]:
+    arms = list(dict.fromkeys(found))
     if baseline is not None:
         matches = [arm for arm in arms if arm == baseline] or [arm for arm in arms if arm.startswith(baseline)]
         if len(matches) != 1:
             raise ZexpError(f"--baseline {baseline}: not one of the arms; {near(baseline, arms)}")
         arms = [matches[0], *(arm for arm in arms if arm != matches[0])]
-    cells = {where: _cell(found) for where, found in grouped.items()}
-    return Arms(key, tuple(arms), keys, cells, runs.workload)
+    return tuple(arms)
+
+
+def _ordered(found: Sequence[Condition]) -> tuple[Condition, ...]:
+    distinct = list(dict.fromkeys(found))
+    ranks = [{v: i for i, v in enumerate(units.in_order(column))} for column in zip(*distinct, strict=True)]
+    return tuple(sorted(distinct, key=lambda c: [rank[v] for rank, v in zip(ranks, c, strict=True)]))
+
+
+def _metrics(workload: type[Workload], found: Iterable[Mapping[int, Mapping[str, float]]]) -> tuple[str, ...]:
+    known = {metric for by_seed in found for measured in by_seed.values() for metric in measured}
+    first = [line.metric for line in workload.headlines if line.metric in known]
+    return (*first, *sorted(known.difference(first)))
 
 
 def check_comparable(arms: Arms, metrics: Sequence[str] | None) -> None:
     """Raise ``ZexpError`` if runs of different workloads are compared in anything but what they share."""
-    workloads = {cell.run.params.get("workload.name", ""): cell.run.workload for cell in arms.cells.values()}
+    workloads = {run.params.get("workload.name", ""): run.workload for run in arms.runs.values()}
     if len(workloads) < 2:
         return
     per = {workload.unit for workload in workloads.values()}
     alike = [
         metric
-        for metric in arms.metrics()
+        for metric in arms.metrics
         if not metric.startswith(PROFILE)
-        and all(metric in cell.values for cell in arms.cells.values())
+        and all(len(arms.shared(arm, metric=metric)) == len(arms.shared(arm)) for arm in arms.names)
         and len({units.unit(metric, unit) for unit in per}) == 1
     ]
     named = ", ".join(sorted(workloads))
@@ -170,14 +204,6 @@ def _run_names(runs: Sequence[Run]) -> dict[str, str]:
     """A distinct name for each run: its own, with the start of its id if others have the same."""
     named = [run.name for run in runs]
     return {run.run_id: run.name if named.count(run.name) == 1 else f"{run.name} ({run.run_id[:8]})" for run in runs}
-
-
-def _cell(found: Mapping[int, tuple[Run, Mapping[str, float]]]) -> Cell:
-    seeds = tuple(sorted(found))
-    metrics = dict.fromkeys(metric for _, values in found.values() for metric in values)
-    rows = [found[seed][1] for seed in seeds]
-    values = {metric: np.array([row.get(metric, np.nan) for row in rows]) for metric in metrics}
-    return Cell(max((run for run, _ in found.values()), key=lambda run: run.started_ms), seeds, values)
 
 
 def _nearest(pattern: str, known: Sequence[str]) -> str:

@@ -58,24 +58,21 @@ def chart(arms: Arms, metric: str, over: str | None) -> Chart:
     """The chart of a metric over one of the arms' other keys, averaged over the rest; None: a bar an arm."""
     line = arms.headline(metric)
     scale = line.scale if line else 1.0
-    at = arms.keys.index(over) if over else None
-    ticks = units.in_order([c[at] for c in arms.conditions()]) if at is not None else [""]
+    column = arms.column(over) if over else np.full(len(arms.conditions), "")
+    ticks = units.in_order(column.tolist())
+    # averaged over the same conditions for all arms where there are some, else a failed point would move a line
+    shared = arms.shared(*arms.names, metric=metric)
     series: dict[str, tuple[Estimate | None, ...]] = {}
-    intervals = False
     for arm in arms.names:
+        own = arms.shared(arm, metric=metric)
         values: list[Estimate | None] = []
         for tick in ticks:
-            # over the rest, the same for all arms: else a failed point would move a line
-            conditions = [
-                c for c in arms.shared(*arms.names, metric=metric) if at is None or c[at] == tick
-            ] or arms.shared(arm, metric=metric)
-            conditions = [c for c in conditions if at is None or c[at] == tick]
-            samples = arms.samples(arm, metric, conditions) if conditions else np.full((1, 1), np.nan)
-            samples = samples[~np.isnan(samples).all(axis=1)]
-            found = statistics.estimate(samples * scale) if len(samples) else None
-            intervals |= bool(found and found.half)
+            places = shared[column[shared] == tick]
+            places = places if len(places) else own[column[own] == tick]
+            found = statistics.estimate(arms.samples(arm, metric, places) * scale) if len(places) else None
             values.append(found)
         series[arm] = tuple(values)
+    intervals = any(e.half for values in series.values() for e in values if e is not None)
     if not any(e for values in series.values() for e in values):
         raise ZexpError(f"metric {metric}: no arm has it, so there is nothing to draw")
     rest = [key for key in arms.keys if key != over]

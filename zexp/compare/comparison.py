@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from zexp.compare import statistics, units
 from zexp.compare.arms import PROFILE, Arms
 from zexp.compare.document import Column, Grid
@@ -95,7 +93,7 @@ def compare(arms: Arms, metrics: Sequence[str] | None = None, least: float = LEA
     there are. The headlines were chosen before the runs were made and are corrected among themselves; so are the rest.
     """
     base = arms.names[0]
-    return [_pair(arms, base, other, arms.metrics() if metrics is None else metrics, least) for other in arms.names[1:]]
+    return [_pair(arms, base, other, arms.metrics if metrics is None else metrics, least) for other in arms.names[1:]]
 
 
 def _pair(arms: Arms, base: str, other: str, metrics: Sequence[str], least: float) -> Pair:
@@ -104,13 +102,9 @@ def _pair(arms: Arms, base: str, other: str, metrics: Sequence[str], least: floa
     found: dict[str, tuple[Estimate, Estimate, Difference, tuple[float, float, bool] | None]] = {}
     for metric in metrics:
         conditions = arms.shared(base, other, metric=metric)
-        if not conditions:
+        if not len(conditions):
             continue
         low, high = (arms.samples(arm, metric, conditions) for arm in (base, other))
-        there = ~(np.isnan(low).all(axis=1) | np.isnan(high).all(axis=1))
-        if not there.any():
-            continue
-        low, high = low[there], high[there]
         counts[metric] = len(low)
         apart = statistics.difference(low, high, arms.same_seeds(base, other, conditions))
         spans = statistics.by_condition(low, high, least) if len(low) > 1 else None
@@ -127,7 +121,7 @@ def _pair(arms: Arms, base: str, other: str, metrics: Sequence[str], least: floa
     for metric in metrics:
         unit = units.unit(metric, arms.workload.unit)
         if metric not in found:
-            has = [arm for arm in (base, other) if arms.shared(arm, metric=metric)]
+            has = [arm for arm in (base, other) if len(arms.shared(arm, metric=metric))]
             if has:
                 rows.append(Row(metric, unit, None, None, None, None, f"only in {' and '.join(has)}", None, 0))
             continue
@@ -137,8 +131,8 @@ def _pair(arms: Arms, base: str, other: str, metrics: Sequence[str], least: floa
             verdict = "mixed"
         span = spans[:2] if spans else None
         rows.append(Row(metric, unit, low_mean, high_mean, apart, corrected.get(metric), verdict, span, counts[metric]))
-    seeds = min((len(arms.cells[arm, c].seeds) for arm in (base, other) for c in shared), default=0)
-    return Pair(base, other, tuple(rows), len(shared), len(arms.conditions()) - len(shared), seeds, least)
+    seeds = arms.fewest_seeds((base, other), shared)
+    return Pair(base, other, tuple(rows), len(shared), len(arms.conditions) - len(shared), seeds, least)
 
 
 def table(arms: Arms, pair: Pair, rows: Sequence[Row]) -> Grid:

@@ -105,7 +105,7 @@ def _means(arms: Arms) -> Grid:
 def _baseline_mean(arms: Arms, line: Headline) -> str:
     """The baseline's mean of a headline over all its conditions; "" if it has none."""
     conditions = arms.shared(arms.names[0], metric=line.metric)
-    if not conditions:
+    if not len(conditions):
         return ""
     return units.with_interval(
         statistics.estimate(arms.samples(arms.names[0], line.metric, conditions)).scaled(line.scale)
@@ -158,12 +158,12 @@ def _day(ms: int, form: str = "%Y-%m-%d") -> str:
 
 def _headlines(arms: Arms) -> list[Headline]:
     """The headlines that are not 0 everywhere."""
-    found = []
-    for line in arms.workload.headlines:
-        values = [cell.values[line.metric] for cell in arms.cells.values() if line.metric in cell.values]
-        if any(value.any() for value in values):
-            found.append(line)
-    return found
+    return [
+        line
+        for line in arms.workload.headlines
+        if line.metric in arms.metrics
+        and any(arms.samples(arm, line.metric, arms.shared(arm, metric=line.metric)).any() for arm in arms.names)
+    ]
 
 
 def _charts(arms: Arms) -> list[Section]:
@@ -172,7 +172,7 @@ def _charts(arms: Arms) -> list[Section]:
     found = []
     axes: list[str | None] = [*numeric] if numeric else [next(iter(arms.keys), None)]
     for over in axes:
-        drawn = [line for line in _headlines(arms)[:MOST_CHARTS] if arms.shared(*arms.names, metric=line.metric)]
+        drawn = [line for line in _headlines(arms)[:MOST_CHARTS] if len(arms.shared(*arms.names, metric=line.metric))]
         figures = tuple(
             Figure(slug(line.metric, over), charts.chart(arms, line.metric, over))
             for line in drawn
@@ -189,8 +189,7 @@ def slug(metric: str, over: str | None) -> str:
 
 
 def _values(arms: Arms, key: str) -> list[str]:
-    at = arms.keys.index(key)
-    return list(dict.fromkeys(condition[at] for condition in arms.conditions()))
+    return list(dict.fromkeys(arms.column(key).tolist()))
 
 
 def _pivots(arms: Arms) -> list[Section]:

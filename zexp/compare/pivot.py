@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zexp.compare import statistics, units
 from zexp.compare.arms import Arms
@@ -53,28 +55,25 @@ def pivot(arms: Arms, row: str, column: str, metric: str) -> Pivot:
     """The means of ``metric`` by two different swept parameters, of which one may be that of the arms."""
     if row == column:
         raise ZexpError(f"--pivot {row} {column}: rows and columns must be different parameters")
-    keys = (arms.by, *arms.keys)
-    at_row, at_column = keys.index(row), keys.index(column)
-    grouped: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
-    for arm in arms.names:
-        for condition in arms.shared(arm, metric=metric):
-            values = (arm, *condition)
-            grouped.setdefault((values[at_row], values[at_column]), []).append((arm, condition))
+
+    def axis(key: str) -> tuple[str, ...]:
+        return arms.names if key == arms.by else tuple(units.in_order(arms.column(key).tolist()))
+
+    def matches(key: str, value: str, arm: str) -> NDArray[np.bool_]:
+        """The conditions under which the arm has that value."""
+        return np.full(len(arms.conditions), arm == value) if key == arms.by else arms.column(key) == value
+
     cells = {}
-    for where, members in grouped.items():
-        rows = [arms.cells[member].values[metric] for member in members]
-        samples = np.full((len(rows), max(map(len, rows))), np.nan)
-        for out, values_of in zip(samples, rows, strict=True):
-            out[: len(values_of)] = values_of
-        samples = samples[~np.isnan(samples).all(axis=1)]
-        if len(samples):
-            cells[where] = statistics.estimate(samples)
-
-    def ordered(at: int) -> tuple[str, ...]:
-        if at == 0:
-            return arms.names
-        return tuple(units.in_order([condition[at - 1] for condition in arms.conditions()]))
-
-    rest = tuple(key for key in keys if key not in (row, column))
+    for where in itertools.product(axis(row), axis(column)):
+        parts = []
+        for arm in arms.names:
+            places = arms.shared(arm, metric=metric)
+            places = places[(matches(row, where[0], arm) & matches(column, where[1], arm))[places]]
+            parts += [arms.samples(arm, metric, places)] if len(places) else []
+        if parts:
+            width = max(part.shape[1] for part in parts)
+            padded = [np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=np.nan) for p in parts]
+            cells[where] = statistics.estimate(np.concatenate(padded))
+    rest = tuple(key for key in (arms.by, *arms.keys) if key not in (row, column))
     unit = units.unit(metric, arms.workload.unit)
-    return Pivot(metric, unit, row, column, ordered(at_row), ordered(at_column), cells, rest)
+    return Pivot(metric, unit, row, column, axis(row), axis(column), cells, rest)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import numpy as np
-
 from zexp.compare import statistics
-from zexp.compare.arms import PROFILE, Arms, Condition
+from zexp.compare.arms import PROFILE, Arms, Places
 from zexp.compare.document import Column, Grid
-from zexp.compare.runset import RunSet
+from zexp.compare.runset import Run, RunSet
 from zexp.compare.statistics import Estimate
 from zexp.errors import ZexpError
 from zexp.tracking.names import legal
@@ -92,25 +90,25 @@ def profile_diff(runs: RunSet, arms: Arms) -> ProfileDiff:
     Reads one ``functions.json`` an arm; raises ``ZexpError`` if one is missing or damaged.
     """
     shared = arms.shared(*arms.names)
-    if not shared:
+    if not len(shared):
         raise ZexpError("--profile: there is no condition under which all arms have a finished run; choose with --at")
-    condition = shared[-1]
-    tables = [_functions(runs, arms, arm, condition) for arm in arms.names]
+    last = shared[-1:]
+    place = int(last[0])
+    tables = [_functions(runs, arms.runs[arm, place]) for arm in arms.names]
     symbols = dict.fromkeys(symbol for table in tables for symbol in table)
-    changes = [_change(arms, condition, tables, symbol) for symbol in symbols]
+    changes = [_change(arms, last, tables, symbol) for symbol in symbols]
     where = ""
     if len(shared) > 1:
         others = "1 other" if len(shared) == 2 else f"{len(shared) - 1} others"
-        where = f"At {arms.describe(condition)}, of {others}: --at KEY=VALUE chooses."
-    bases = {arms.cells[arm, condition].run.tags.get("profile_base", "") for arm in arms.names}
+        where = f"At {arms.describe(arms.conditions[place])}, of {others}: --at KEY=VALUE chooses."
+    bases = {arms.runs[arm, place].tags.get("profile_base", "") for arm in arms.names}
     comms = {comm for comm, _ in symbols}
     base_of = bases.pop() if len(bases) == len(comms) == 1 else ""
     ordered = sorted(changes, key=lambda c: (-_largest(c), c.symbol, c.comm))
     return ProfileDiff(arms.names, where, base_of, tuple(ordered))
 
 
-def _functions(runs: RunSet, arms: Arms, arm: str, condition: Condition) -> dict[Symbol, float]:
-    run = arms.cells[arm, condition].run
+def _functions(runs: RunSet, run: Run) -> dict[Symbol, float]:
     text = runs.artifact(run, "functions.json")
     if text is None:
         raise ZexpError(f"run {run.run_id}: it has no functions.json, so its profile cannot be compared")
@@ -122,7 +120,7 @@ def _functions(runs: RunSet, arms: Arms, arm: str, condition: Condition) -> dict
         raise ZexpError(f"run {run.run_id}: its functions.json is damaged ({error})") from error
 
 
-def _change(arms: Arms, condition: Condition, tables: list[dict[Symbol, float]], key: Symbol) -> Change:
+def _change(arms: Arms, places: Places, tables: list[dict[Symbol, float]], key: Symbol) -> Change:
     comm, symbol = key
     base = tables[0].get(key)
     deltas: list[Estimate | None] = []
@@ -134,12 +132,10 @@ def _change(arms: Arms, condition: Condition, tables: list[dict[Symbol, float]],
         # as the recorder names them: that of the busiest comm, which comes first, goes without saying
         for part in (key, key[1:]) if comm == next(iter(table), ("",))[0] else (key,):
             metric = legal(PROFILE + "/".join(name.replace("/", "_") for name in part))
-            if condition in arms.shared(arms.names[0], arm, metric=metric):
-                low, high = (arms.samples(a, metric, [condition]) for a in (arms.names[0], arm))
-                if not (np.isnan(low).all() or np.isnan(high).all()):
-                    same = arms.same_seeds(arms.names[0], arm, [condition])
-                    found = statistics.difference(low, high, same).absolute
-                    delta = Estimate(delta.mean, found.error, found.freedom, found.seeds)
+            if metric in arms.metrics and places[0] in arms.shared(arms.names[0], arm, metric=metric):
+                low, high = (arms.samples(a, metric, places) for a in (arms.names[0], arm))
+                found = statistics.difference(low, high, arms.same_seeds(arms.names[0], arm, places)).absolute
+                delta = Estimate(delta.mean, found.error, found.freedom, found.seeds)
                 break
         deltas.append(delta)
     return Change(symbol, comm, base, tuple(deltas), tuple(key not in table for table in tables[1:]))

@@ -163,11 +163,12 @@ def _replications(run: Run, text: str) -> dict[int, Mapping[str, float]]:
         table = json.loads(text)
         first, *names = table["columns"]
         found: dict[int, Mapping[str, float]] = {}
+        kept = [is_result(name) for name in names]
         for seed, *values in table["data"]:
             if first != "seed" or not isinstance(seed, int) or seed in found:
                 raise ValueError("its first column must be `seed`, with a different whole number in each row")
-            pairs = zip(names, values, strict=True)
-            found[seed] = {n: float(v) for n, v in pairs if is_result(n) and v is not None and math.isfinite(v)}
+            triples = zip(names, values, kept, strict=True)
+            found[seed] = {name: float(v) for name, v, keep in triples if keep and v is not None and math.isfinite(v)}
         if not found:
             raise ValueError("it has no rows")
     except (ValueError, KeyError, TypeError) as error:
