@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SWEEP := policy/accounting=eager,lazy,shared_atomic
 
-.PHONY: demo test quick lint bench charts lock clean
+.PHONY: demo test services quick lint bench charts lock clean
 
 $(VENV)/.run: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,11 @@ demo: $(VENV)/.run
 test: lint
 	$(BIN)/python -m pytest
 
+# needs what .ci/services installs
+services: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-services.lock
+	$(BIN)/python -m pytest -o addopts="" -q -p no:cacheprovider tests/services
+
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow"
 
@@ -50,7 +55,8 @@ charts: $(VENV)/.run
 
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate pyproject.toml -o requirements.lock
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra dev --extra bench pyproject.toml -c requirements.lock -o requirements-dev.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra dev --extra bench --extra joblib --extra optuna pyproject.toml -c requirements.lock -o requirements-dev.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra slurm --extra postgres --extra browser pyproject.toml -c requirements-dev.lock -o requirements-services.lock
 
 clean:
 	rm -rf $(VENV) dist build .hypothesis .mypy_cache .ruff_cache

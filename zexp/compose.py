@@ -25,8 +25,10 @@ def ready(strict: bool = True) -> plugins.Registry:
     return registry
 
 
-SHORT = {"from": "workload.folder", "on_failure": "sweep.on_failure"}
+SHORT = {"from": "workload.folder", "on_failure": "sweep.on_failure", "objective": "sweep.objective"}
 """Words of the command line that stand for configuration keys."""
+LISTS = {"subject_to": "sweep.subject_to"}
+"""The same, for lists: what stands between commas."""
 
 
 def spelled_out(overrides: list[str]) -> list[str]:
@@ -34,7 +36,12 @@ def spelled_out(overrides: list[str]) -> list[str]:
     out = []
     for override in overrides:
         key, equals, value = override.partition("=")
-        out.append(f"{SHORT[key]}={quoted(value)}" if equals and key in SHORT else override)
+        if equals and key in SHORT:
+            out.append(f"{SHORT[key]}={quoted(value)}")
+        elif equals and key in LISTS:
+            out.append(f"{LISTS[key]}=[{','.join(quoted(part.strip()) for part in value.split(','))}]")
+        else:
+            out.append(override)
     return out
 
 

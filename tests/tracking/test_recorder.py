@@ -178,7 +178,7 @@ def test_a_run_that_cannot_be_written_now_is_written_later(
         with pytest.raises(TrackingError, match="No space left"):
             recorder.finish(make_info(), make_result())
     assert [run.status for run in list_runs(store)] == ["RUNNING"]
-    assert Spool.of(store).deliver(store) == 1
+    assert len(Spool.of(store).deliver(store)) == 1
     assert [run.status for run in list_runs(store)] == ["FINISHED"]
     assert Spool.of(store).waiting() == []
 

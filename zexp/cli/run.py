@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
@@ -13,15 +14,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from zexp import experiment, schema
 from zexp.cli import render
-from zexp.compose import errors, ready, spelled_out
+from zexp.compose import errors, quoted, ready, spelled_out
 from zexp.errors import Interrupted, ZexpError
 from zexp.result.published import Outcome
 from zexp.sweep import code as codes
-from zexp.sweep import search
-from zexp.sweep.folder import Folder, new_id
+from zexp.sweep import foreign, search
+from zexp.sweep.conclude import conclude
+from zexp.sweep.folder import Folder
 from zexp.sweep.launch import Ended, Sweep, resumed
 from zexp.sweep.point import Label, Ran, run_point
-from zexp.sweep.points import Point, identity, parse, point_name, swept_keys
+from zexp.sweep.points import Point, identity, point_name, swept_keys
 from zexp.sweep.worker import work
 from zexp.tracking import MlflowStore, Spool, UnreachableError, list_runs, load_run, open_store, run_path, store_folder
 
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from zexp.engine.sim import Progress as SimProgress
 
 PROGRESS_AFTER_S = 1.5
-FOREIGN_SWEEP, FOREIGN_SWEPT = "ZEXP_SWEEP", "ZEXP_SWEPT"
-"""For the jobs of another sweeper than zexp's own, in whatever process: the sweep's id, and the keys it varies."""
 MAX_LISTED = 40
 """Rows of the table that ends a sweep."""
 _resume: list[Folder] = []
@@ -68,25 +68,26 @@ def main(argv: list[str]) -> int:
     # overrides last: argparse does not take options between them
     sys.argv = ["zexp run", *sorted(argv, key=_is_override)]
     try:
-        foreign = _foreign_sweeper(argv)
-        if foreign:
-            overrides = parse([a for a in argv if _is_override(a)])
-            swept = swept_keys([[str(o.input_line) for o in overrides if o.is_sweep_override()]])
-            os.environ.update({FOREIGN_SWEEP: new_id(), FOREIGN_SWEPT: " ".join(swept)})
-        with errors():
-            entry()
-        if _mistakes:
-            raise _mistakes[0]
-        if foreign:
-            _foreign_summary(argv)
+        sweeper = foreign.chosen(argv)
+        if sweeper is None or not _is_sweep(argv):
+            _hydra(entry)
+        elif _resume:
+            raise ZexpError(f"hydra/sweeper={sweeper}: only sweeps of zexp's own sweeper can be resumed")
+        else:
+            _foreign_sweep(entry, argv)
     finally:
         sys.argv = outer
         _resume.clear()
         _mistakes.clear()
         _shown.clear()
-        for variable in (FOREIGN_SWEEP, FOREIGN_SWEPT):
-            os.environ.pop(variable, None)
     return 0
+
+
+def _hydra(entry: Callable[[], None]) -> None:
+    with errors():
+        entry()
+    if _mistakes:
+        raise _mistakes[0]
 
 
 def task(cfg: DictConfig) -> float | None:
@@ -97,10 +98,37 @@ def task(cfg: DictConfig) -> float | None:
     try:
         return _one(cfg)
     except ZexpError as error:
-        if os.getpid() != _main_process:
-            raise
+        if os.getpid() != _main_process or foreign.current():
+            raise  # to whoever launched it, or the sweeper, which decides whether to go on
         _mistakes.append(error)
         return None
+
+
+def _foreign_sweep(entry: Callable[[], None], argv: list[str]) -> None:
+    """A sweep of another sweeper than zexp's: its jobs are runs of their own that say what they belong to."""
+    overrides = [a for a in argv if _is_override(a)]
+    with foreign.announced(overrides, _home(overrides)) as (sweep_id, folder):
+        if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
+            sys.argv.append(f"hydra.sweep.dir={quoted(str(folder))}")
+        try:
+            _hydra(entry)
+        except ZexpError as error:
+            if "could not be converted to Integer" in str(error) and "interval" in " ".join(overrides):
+                raise ZexpError(f"{error}; for whole numbers write int(interval(FROM, TO))") from error
+            raise
+    console = Console()
+    try:
+        store = open_store(_place(overrides), create=False)
+        outcomes = _outcomes(store, sweep_id)
+    except ZexpError:  # nothing was tracked
+        outcomes = []
+    _tables(console, outcomes, 0)
+    if found := foreign.found(folder):
+        console.print(f"best   {found}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"sweep  {sweep_id} (tag of every run of it)", highlight=False)
+    if outcomes:
+        conclude(store, sweep_id, str(outcomes[0][1].config["name"]))
+        console.print(f"       zexp compare {sweep_id}\n       zexp report {sweep_id}", highlight=False)
 
 
 def sweep(
@@ -109,6 +137,8 @@ def sweep(
     """What zexp's sweeper does: run the points, then show them side by side."""
     ended = Sweep(context, task, config, _resume[0] if _resume else None).run(arguments, together)
     _summary(ended)
+    if ended.store is not None and len(ended.points) > 1:
+        conclude(ended.store, ended.sweep, ended.points[0].experiment)
     if not ended.complete:
         raise PointsMissingError(f"{len(ended.points) - ended.finished} points are missing")
 
@@ -134,24 +164,21 @@ def _with_resume(argv: list[str]) -> list[str]:
     if len(asked) > 1:
         raise ZexpError(f"resume={','.join(asked)}: one sweep at a time")
     given = [a for a in argv if _is_override(a) and not a.startswith("resume=")]
-    place = next((a.partition("=")[2] for a in given if a.startswith("tracking.store=")), None)
-    home = open_store(place).home if place else store_folder()
-    folder, overrides = resumed(home, asked[0], given)
+    folder, overrides = resumed(_home(given), asked[0], given)
     _resume.append(folder)
     options = [a for a in argv if not _is_override(a)]
     return [*options, *([] if _is_sweep(argv) else ["-m"]), *overrides]
 
 
-def _foreign_sweeper(argv: list[str]) -> str | None:
-    """The sweeper that a command line chooses instead of zexp's own."""
-    chosen = [a.partition("=")[2] for a in argv if a.startswith("hydra/sweeper=")]
-    if len(chosen) > 1 or any("," in name for name in chosen):
-        raise ZexpError(f"hydra/sweeper={','.join(chosen)}: a sweep has one sweeper; choose one of them")
-    if not _is_sweep(argv) or not chosen or chosen == ["zexp"]:
-        return None
-    if _resume:
-        raise ZexpError(f"hydra/sweeper={chosen[0]}: only sweeps of zexp's own sweeper can be resumed")
-    return chosen[0]
+def _place(overrides: Sequence[str]) -> str | None:
+    """The store that a command line names."""
+    return next((o.partition("=")[2] for o in overrides if o.startswith("tracking.store=")), None)
+
+
+def _home(overrides: Sequence[str]) -> Path:
+    """The folder of that store for what is not in MLflow."""
+    place = _place(overrides)
+    return open_store(place).home if place else store_folder()
 
 
 def _hydra_version() -> tuple[int, int]:
@@ -168,27 +195,36 @@ def _one(cfg: DictConfig) -> float | None:
 
     registry = ready()
     given: list[str] = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # type: ignore[assignment]
-    sweep_id = os.environ.get(FOREIGN_SWEEP)
-    swept = os.environ.get(FOREIGN_SWEPT, "")
-    overrides = [o for o in given if swept_keys([[o]])[0] in swept.split()]
+    sweep_id, swept = foreign.current() or (None, [])
+    direction = HydraConfig.get().sweeper.get("direction") if sweep_id is not None else None
+    overrides = [o for o in given if swept_keys([[o]])[0] in swept]
     store = None
     try:
         with errors():
             exp = experiment.from_config(cfg, registry)
         search.check(exp.sweep.subject_to)
+        foreign.require_objective(exp, direction)
         code = codes.identity(registry)
         label = Label(point_name(exp, overrides), identity(exp, code), code, given=swept_keys([given]))
         if sweep_id is not None:
-            label = label.of_sweep(sweep_id, label.identity, swept, overrides)
+            label = label.of_sweep(sweep_id, label.identity, " ".join(swept), overrides)
         store = open_store(exp.tracking.store) if exp.tracking.enabled else None
         if store is not None:
             store.check(exp.name)
             _deliver_leftovers(store)
             if sweep_id is None:
                 print(f"store  {store.uri}", flush=True)
-        bar = _Bar(exp)
-        with bar:
-            ran = run_point(exp, label, store, bar.observe)
+        outcome = None
+        if store is not None and sweep_id is not None and not exp.sweep.rerun:
+            outcome = foreign.known(store, exp, label.identity, code, sweep_id)
+        if outcome is None:
+            bar = _Bar(exp)
+            with bar:
+                ran = run_point(exp, label, store, bar.observe)
+            outcome = ran.outcome
+            _show(label.name, ran)
+        else:
+            print(f"zexp: {label.name}: finished before, and not run again", file=sys.stderr)
     except ZexpError as error:
         if sweep_id is not None:
             print(f"zexp: {error} [{' '.join(overrides)}]", file=sys.stderr, flush=True)
@@ -198,18 +234,16 @@ def _one(cfg: DictConfig) -> float | None:
         if store is not None:
             print("what had been run is in the store, marked KILLED: zexp show last")
         raise
-    _show(label.name, ran)
     if exp.sweep.objective is None:
         return None
-    direction = HydraConfig.get().sweeper.get("direction") if sweep_id is not None else None
-    return search.evaluate(exp.sweep.objective, exp.sweep.subject_to, ran.outcome, search.worst(direction))
+    return search.evaluate(exp.sweep.objective, exp.sweep.subject_to, outcome, search.worst(direction))
 
 
 def _deliver_leftovers(store: MlflowStore) -> None:
     """What an earlier process left in the spool, as it was killed or the server was away."""
     try:
-        if count := Spool.of(store).deliver(store):
-            print(f"zexp: {count} runs that waited in the spool are now in the store", file=sys.stderr)
+        if delivered := Spool.of(store).deliver(store):
+            print(f"zexp: {len(delivered)} runs that waited in the spool are now in the store", file=sys.stderr)
     except UnreachableError:
         pass  # this run will say so itself
 
@@ -318,15 +352,3 @@ def _tables(console: Console, outcomes: Sequence[tuple[str, Outcome]], finished:
         render.sweep_tables(console, outcomes, outcomes[0][1].config["published"]["source"])
         if finished > len(outcomes):
             console.print(f"the first {len(outcomes)} of {finished} points", style="dim")
-
-
-def _foreign_summary(argv: list[str]) -> None:
-    """The same for a sweep of another sweeper."""
-    place = next((a.partition("=")[2] for a in argv if a.startswith("tracking.store=")), None)
-    sweep_id = os.environ[FOREIGN_SWEEP]
-    console = Console()
-    try:
-        _tables(console, _outcomes(open_store(place, create=False), sweep_id), 0)
-    except ZexpError:
-        return
-    console.print(f"sweep  {sweep_id} (tag of every run of it)", highlight=False)

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
 from zexp.tracking import StoredRun, load_run, open_store
 from zexp.tracking.names import flatten, plain
+from zexp.tracking.recorder import NOTES
 
 STATUS_STYLE = {"FINISHED": "green", "FAILED": "red", "KILLED": "red", "RUNNING": "yellow"}
 
@@ -45,6 +47,10 @@ def as_json(run: StoredRun) -> dict[str, Any]:
 def show(run: StoredRun, rows: int, console: Console) -> None:
     """Print a run as tables."""
     _header(run, console)
+    if "kind" in run.tags:  # a sweep's summary
+        console.print()
+        console.print(Markdown(run.tags.get(NOTES, "")))
+        return
     _pairs("config", {".".join(map(str, path)): plain(value) for path, value in flatten(run.config)}, console)
     own = {name: _number(value) for name, value in run.metrics.items() if not name.startswith("profile/self_pct/")}
     _pairs("metrics", own, console, justify="right")

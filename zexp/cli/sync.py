@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from zexp.sweep.conclude import conclude
 from zexp.tracking import MlflowStore, Spool, UnreachableError, open_store, store_folder
 from zexp.tracking.base import TrackingError
 
@@ -16,9 +17,12 @@ def main(argv: list[str]) -> int:
     places = spool.destinations()
     for uri, count in places.items():
         try:
-            delivered = spool.deliver(_store(uri))
-            print(f"{uri}: {delivered} of {count} runs delivered")
+            store = _store(uri)
+            delivered = spool.deliver(store)
+            print(f"{uri}: {len(delivered)} of {count} runs delivered")
             left += spool.destinations().get(uri, 0)
+            for sweep, experiment in {p.tags["sweep"]: p.experiment for p in delivered if "sweep" in p.tags}.items():
+                conclude(store, sweep, experiment)
         except UnreachableError as away:
             left += spool.destinations().get(uri, 0)
             print(f"{uri}: {away}; {left} runs still wait")

@@ -58,7 +58,7 @@ class Arms:
     @cached_property
     def _present(self) -> dict[str, NDArray[np.bool_]]:
         """Arm -> metrics x conditions: whether there is a value."""
-        return {arm: ~np.isnan(values).all(axis=2) for arm, values in self.values.items()}
+        return {arm: np.logical_or.reduce(np.isfinite(values), axis=2) for arm, values in self.values.items()}
 
     def shared(self, *arms: str, metric: str | None = None) -> Places:
         """Indices of the conditions under which all these arms have a run (with that metric)."""

@@ -24,7 +24,7 @@ from zexp.tracking.store import Store, run_path
 
 _RUNS = """
     SELECT r.run_uuid, r.name, r.status, r.start_time, r.end_time, r.artifact_uri, r.experiment_id,
-           e.name AS experiment
+           e.name AS experiment, EXISTS (SELECT 1 FROM tags t WHERE t.run_uuid = r.run_uuid AND t.key = 'kind') AS apart
     FROM runs r JOIN experiments e USING (experiment_id)
     WHERE r.lifecycle_stage = 'active' AND e.lifecycle_stage = 'active'
 """
@@ -140,26 +140,26 @@ def finished_identities(store: MlflowStore, experiment: str, code: str) -> dict[
 
 
 def find_run(store: MlflowStore, ref: str) -> RunEntry:
-    """The run meant by ``ref``: ``last`` (started), a run id, a run name that only one run has, or the start of an id.
+    """The run meant by ``ref``: ``last`` (started, and no sweep's summary), a run id or its beginning, or a run name.
 
     Anything that names no run, or several, is an error that says what would.
     """
     if isinstance(store, Store):
         with store.connection() as link:
             rows = link.execute(_RUNS + _LATEST_FIRST).fetchall()
-            return _entry(
-                store, link, rows[_choose(store, ref, [(row["run_uuid"], row["name"] or "") for row in rows])]
-            )
+            known = [(row["run_uuid"], row["name"] or "", bool(row["apart"])) for row in rows]
+            return _entry(store, link, rows[_choose(store, ref, known)])
     runs = _listed(store)
-    return runs[_choose(store, ref, [(run.run_id, run.name) for run in runs])]
+    return runs[_choose(store, ref, [(run.run_id, run.name, "kind" in run.tags) for run in runs])]
 
 
-def _choose(store: MlflowStore, ref: str, runs: list[tuple[str, str]]) -> int:
-    """Which of some runs (id and name, latest first) is meant."""
+def _choose(store: MlflowStore, ref: str, known: list[tuple[str, str, bool]]) -> int:
+    """Which of some runs (id, name and whether it is a summary, latest first) is meant."""
+    runs = [(run_id, name) for run_id, name, _ in known]
     if not runs:
         raise TrackingError(f"no runs yet in {store}; `zexp run` makes one")
     if ref == "last":
-        return 0
+        return next((i for i, (_, _, apart) in enumerate(known) if not apart), 0)
     for what, matches in (
         ("have that id", [i for i, (run_id, _) in enumerate(runs) if run_id == ref]),
         ("have that name", [i for i, (_, name) in enumerate(runs) if name == ref]),
@@ -171,8 +171,8 @@ def _choose(store: MlflowStore, ref: str, runs: list[tuple[str, str]]) -> int:
             ids = ", ".join(runs[i][0][:12] for i in matches[:5])
             more = ", ..." if len(matches) > 5 else ""
             raise TrackingError(f"run {ref!r}: {len(matches)} runs {what}; give an id, latest first: {ids}{more}")
-    known = list(dict.fromkeys(name for _, name in runs)) + [run_id for run_id, _ in runs]
-    close = difflib.get_close_matches(ref, known, n=3, cutoff=0.5)
+    words = list(dict.fromkeys(name for _, name in runs)) + [run_id for run_id, _ in runs]
+    close = difflib.get_close_matches(ref, words, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise TrackingError(
         f"no run {ref!r} in {store}: {hint}allowed: a run id or its beginning, a run name, or `last` "

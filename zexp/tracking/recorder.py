@@ -24,6 +24,8 @@ NS_PER_MS = 1_000_000
 UNSHOWN = ("kernel.costs.", "kernel.sources.", "machine.sources.", "published.")
 """Configuration that makes no parameters of a run, unless it was set for it."""
 NOTES = "mlflow.note.content"
+SUMMARY = "summary"
+"""The tag ``kind`` of the run that is about a sweep, and no point of it."""
 WHOLE_TAGS = {"error": TRACEBACK, NOTES: "notes.md"}
 """Where to find the whole of a tag that was too long for MLflow."""
 
@@ -112,6 +114,33 @@ class Recorder:
         parcel = self._parcel(info, status, started_ms, {}, {"error": one_line(error)}, [])
         return self._spool.send(self.store, parcel, {TRACEBACK: trace, **_input_files(info)})
 
+    def summary(
+        self,
+        experiment: str,
+        sweep: str,
+        markdown: str,
+        metrics: Mapping[str, float],
+        files: Mapping[str, bytes | str],
+    ) -> str:
+        """Write the run that says what a sweep found, or anew if it is there; ``markdown`` is its description."""
+        now_ms = int(time.time() * 1000)
+        tags = {"kind": SUMMARY, "sweep": sweep, "zexp_version": _version(), NOTES: _beginning(markdown)}
+        parcel = Parcel(
+            uri=self.store.uri,
+            experiment=experiment,
+            name=f"summary of {sweep}",
+            key=f"{sweep}/{SUMMARY}",
+            status="FINISHED",
+            started_ms=now_ms,
+            ended_ms=now_ms,
+            metrics=metrics,
+            params={},
+            tags=_legal_tags({**tags, **_origin()}),
+            series=[],
+            first=False,
+        )
+        return self._spool.send(self.store, parcel, files)
+
     def _parcel(
         self,
         info: RunInfo,
@@ -197,17 +226,29 @@ def _tags(info: RunInfo) -> dict[str, str]:
         "seed": str(info.seed),
         "zexp_version": _version(),
         **info.tags,
-        "mlflow.source.name": "zexp",
-        "mlflow.source.type": "LOCAL",
+        **_origin(),
         **{f"plugin.{name}": version for name, version in info.plugins.items()},
     }
     if info.sweep is not None:
         tags["sweep"] = info.sweep
     if info.notes:
         tags[NOTES] = info.notes
-    if user := _user():
-        tags["mlflow.user"] = user
     return _legal_tags(tags)
+
+
+def _beginning(markdown: str) -> str:
+    """As many whole sections as fit into a tag."""
+    if len(markdown) <= names.MAX_TAG:
+        return markdown
+    more = "\n\nMore is in `summary.md` and `report.html`, below Artifacts."
+    text = markdown[: names.MAX_TAG - len(more)]
+    return text[: max(text.rfind("\n## "), 0) or len(text)].rstrip() + more
+
+
+def _origin() -> dict[str, str]:
+    """The tags from which MLflow shows who made a run, and by what."""
+    tags = {"mlflow.source.name": "zexp", "mlflow.source.type": "LOCAL"}
+    return {**tags, "mlflow.user": user} if (user := _user()) else tags
 
 
 def _legal_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -85,18 +85,18 @@ class Spool:
         """What is here, oldest first."""
         return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir()) if self.folder.is_dir() else []
 
-    def deliver(self, store: MlflowStore) -> int:
-        """Deliver what waits for this store, but for what a living process is about to deliver; how many that were.
+    def deliver(self, store: MlflowStore) -> list[Parcel]:
+        """Deliver what waits for this store, but for what a living process is about to deliver; give what that was.
 
         Raises the first error; what is left can be delivered later.
         """
-        delivered = 0
+        delivered = []
         for kept in self.waiting():
             with _held(kept) as alone:
                 parcel = _read(kept) if alone else None
                 if parcel is not None and parcel.uri == store.uri:
                     _deliver(store, kept, parcel)
-                    delivered += 1
+                    delivered.append(parcel)
         return delivered
 
     def destinations(self) -> dict[str, int]:
