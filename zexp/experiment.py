@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,14 +67,41 @@ class Experiment:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
-    """Check a composed configuration and build what it names; raises ``ConfigError`` and its kin."""
+@dataclass(frozen=True)
+class Section:
+    """A top-level key of a configuration, in both forms that are needed of it."""
+
+    plain: Any
+    typed: Any
+
+
+def sections(cfg: DictConfig, keys: Iterable[str]) -> dict[str, Section]:
+    """Some top-level keys, resolved. It takes time in proportion to what is below them."""
     from omegaconf import OmegaConf
 
-    resolved = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(resolved, dict)
-    typed: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
-    _check_keys(typed, resolved)
+    found = {}
+    for key in keys:
+        value = cfg[key]
+        inside = OmegaConf.is_config(value)
+        plain = OmegaConf.to_container(value, resolve=True) if inside else value
+        found[key] = Section(plain, OmegaConf.to_object(value) if inside else value)
+    return found
+
+
+def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
+    """Check a composed configuration and build what it names; raises ``ConfigError`` and its kin."""
+    return from_sections(sections(cfg, map(str, cfg)), registry)
+
+
+def from_sections(found: Mapping[str, Section], registry: Registry) -> Experiment:
+    """The same, from all sections of one."""
+    known = {field.name for field in dataclasses.fields(Config)}
+    for key, section in found.items():
+        if key not in known:
+            raise ConfigError(key, section.plain, f"unknown key; {near(key, known)}")
+        if dataclasses.is_dataclass(section.typed) and isinstance(section.plain, Mapping):
+            _check_keys(section.typed, section.plain, f"{key}.")
+    typed = Config(**{key: section.typed for key, section in found.items()})
     if typed.engine not in ENGINES:
         raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
     if typed.seeds < 1:
@@ -98,7 +125,7 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
         tracking=typed.tracking,
         sweep=typed.sweep,
         notes=typed.notes,
-        config={str(k): v for k, v in resolved.items() if k != "sweep"},
+        config={key: section.plain for key, section in found.items() if key != "sweep"},
         plugins={origin.distribution: origin.version for origin in origins},
         origins=tuple(map(str, origins)),
     )
@@ -120,7 +147,7 @@ def _policy(group: str, policy: Any, registry: Registry) -> Any:
     return policy
 
 
-def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str = "") -> None:
+def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str) -> None:
     """``+key=value`` gets past Hydra's schema; a key that nothing reads is a mistake all the same."""
     known = {f.name for f in dataclasses.fields(typed)}  # type: ignore[arg-type]
     for key, value in config.items():

@@ -174,7 +174,7 @@ def test_a_run_that_cannot_be_written_now_is_written_later(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(store.client, "log_artifacts", full)
+        broken.setattr(store, "put_files", full)
         with pytest.raises(TrackingError, match="No space left"):
             recorder.finish(make_info(), make_result())
     assert [run.status for run in list_runs(store)] == ["RUNNING"]

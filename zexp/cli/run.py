@@ -339,6 +339,9 @@ def _summary(ended: Ended) -> None:
     counts += [f"{ended.failed} failed"] if ended.failed else []
     counts += [f"{ended.lost} not run"] if ended.lost else []
     lines = [f"sweep  {ended.sweep} (tag of every run of it): {', '.join(counts)}"]
+    if len(ended.points) > MAX_LISTED:
+        spent = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in ended.seconds.items())
+        lines.append(f"       time of this process and of all workers together: {spent}")
     if ended.waiting:
         lines.append(f"       {ended.waiting} runs wait in the spool; they are delivered with: zexp sync")
     if ended.store is not None:

@@ -60,6 +60,8 @@ class Event:
     what: str
     note: str = ""
     """The error; of a finished point, why its run waits in the spool."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of a finished point: how long the worker took to compose, to simulate and to track it."""
     at_s: float = field(default_factory=time.time)
 
 

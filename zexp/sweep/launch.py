@@ -6,7 +6,8 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +46,8 @@ class Ended:
     """Points whose worker died, or that were not begun."""
     waiting: int
     """Runs that wait in the spool."""
+    seconds: Mapping[str, float]
+    """Real time that this process took to ``check`` the points, and all workers together to compose, simulate, ..."""
 
     @property
     def complete(self) -> bool:
@@ -66,7 +69,9 @@ class Sweep:
         loader = self._context.config_loader
         fixed, combinations = expand(parse(arguments, loader), together)
         composer = Composer(self._registry, self._code, fixed)
+        began = time.monotonic()
         points, first = self._points(composer, combinations)
+        self._check_s = time.monotonic() - began
         settings = first.sweep
         if settings.on_failure not in ON_FAILURE:
             raise ConfigError("sweep.on_failure", settings.on_failure, f"allowed: {', '.join(ON_FAILURE)}")
@@ -136,7 +141,8 @@ class Sweep:
         waiting = _deliver(store) if store is not None else 0
         failed = watch.count("failed")
         lost = len(manifest.points) - finished - failed
-        return Ended(manifest.sweep, store, manifest.points, finished, failed, lost, waiting)
+        seconds = {"check": self._check_s, **watch.seconds}
+        return Ended(manifest.sweep, store, manifest.points, finished, failed, lost, waiting, seconds)
 
     def _announce(self, manifest: Manifest, points: int, workers: int, store: MlflowStore | None) -> None:
         """Say what begins, and how to take it up again should it be cut off."""

@@ -54,6 +54,9 @@ class Ran:
     """None if it is not tracked, or waits in the spool."""
     waits: str = ""
     """Why it waits there."""
+    simulated_s: float = 0.0
+    """Real time, staging included."""
+    tracked_s: float = 0.0
 
 
 def run_point(exp: Experiment, label: Label, store: MlflowStore | None, observe: Observe | None = None) -> Ran:
@@ -64,7 +67,7 @@ def run_point(exp: Experiment, label: Label, store: MlflowStore | None, observe:
     """
     recorder = None if store is None else Recorder(store)
     info = _info(exp, label)
-    started_ms = int(time.time() * 1000)
+    started_ms, began = int(time.time() * 1000), time.monotonic()
     staged = None
     try:
         staged = experiment.stage(exp)
@@ -86,13 +89,15 @@ def run_point(exp: Experiment, label: Label, store: MlflowStore | None, observe:
         raise
     rows = [vars(row) for row in result.profile.functions(result.pages)]
     outcome = Outcome(exp.config, result.metrics, rows)
-    ran = Ran(exp, outcome, result, store)
+    simulated = time.monotonic()
+    ran = Ran(exp, outcome, result, store, simulated_s=simulated - began)
     if recorder is None:
         return ran
     try:
-        return replace(ran, run_id=recorder.finish(info, result, started_ms=started_ms))
+        ran = replace(ran, run_id=recorder.finish(info, result, started_ms=started_ms))
     except UnreachableError as away:
-        return replace(ran, waits=str(away))
+        ran = replace(ran, waits=str(away))
+    return replace(ran, tracked_s=time.monotonic() - simulated)
 
 
 def _info(exp: Experiment, label: Label) -> RunInfo:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zexp import experiment
 from zexp.compose import errors
 from zexp.errors import ZexpError
-from zexp.experiment import Experiment
+from zexp.experiment import Experiment, Section
 from zexp.schema import Config
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Composer:
         self._fixed = list(fixed)
         self._fixed_keys = [o.key_or_group for o in parse(fixed)]
         self._base = lru_cache(maxsize=16)(self._compose)
+        self._unchanging = lru_cache(maxsize=16)(self._sections)
         self._parsed = lru_cache(maxsize=4096)(lambda text: parse([text])[0])
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -61,11 +62,10 @@ class Composer:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        parsed = [self._parsed(text) for text in overrides]
-        chosen = tuple(t for t, o in zip(overrides, parsed, strict=True) if not self._is_value(o))
-        values = [o for o in parsed if self._is_value(o)]
+        chosen, keys = self._split(overrides)
+        values = [o for o in map(self._parsed, overrides) if self._is_value(o)]
         # what was set for the last point is set again: all points of a sweep set the same keys
-        config = self._base(chosen, tuple(o.key_or_group for o in values))
+        config = self._base(chosen, keys)
         try:
             for override in values:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
@@ -76,12 +76,31 @@ class Composer:
     def experiment(self, overrides: Sequence[str]) -> Experiment:
         """The experiment with these overrides; its mistakes name them."""
         with errors():
-            return experiment.from_config(self.compose(overrides), self._registry)
+            config = self.compose(overrides)
+            kept = self._unchanging(*self._split(overrides))
+            changed = experiment.sections(config, (key for key in map(str, config) if key not in kept))
+            return experiment.from_sections({key: {**kept, **changed}[key] for key in map(str, config)}, self._registry)
 
     def point(self, overrides: Sequence[str]) -> Point:
         """The point with these overrides."""
         exp = self.experiment(overrides)
         return Point(tuple(overrides), point_name(exp, overrides), exp.name, identity(exp, self._code))
+
+    def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The overrides that Hydra has to compose, and the keys that the others set."""
+        parsed = [self._parsed(text) for text in overrides]
+        chosen = tuple(text for text, o in zip(overrides, parsed, strict=True) if not self._is_value(o))
+        return chosen, tuple(o.key_or_group for o in parsed if self._is_value(o))
+
+    def _sections(self, chosen: tuple[str, ...], keys: tuple[str, ...]) -> dict[str, Section]:
+        """What is the same in all points with this choice that set these keys; nothing if a value may refer to them."""
+        from omegaconf import OmegaConf
+
+        config = self._base(chosen, keys)
+        if "${" in str(OmegaConf.to_container(config, resolve=False)):
+            return {}
+        changing = {key.partition(".")[0] for key in keys}
+        return experiment.sections(config, (key for key in map(str, config) if key not in changing))
 
     def _compose(self, chosen: tuple[str, ...], _keys: tuple[str, ...]) -> DictConfig:
         import hydra

@@ -33,6 +33,8 @@ class Watch:
         """By point: started, finished or failed."""
         self.waiting = 0
         """Finished points whose runs wait in the spool."""
+        self.seconds: dict[str, float] = {}
+        """What the workers' time went to, all of them together."""
         self._finished_at: list[float] = []
         self._console = Console(stderr=True)
         self._bar = Progress(
@@ -97,6 +99,8 @@ class Watch:
             self.states[event.point] = event.what
             if event.what != "started":
                 self._finished_at.append(event.at_s)
+            for what, seconds in event.seconds.items():
+                self.seconds[what] = self.seconds.get(what, 0.0) + seconds
             if event.what == "failed":
                 self._failed(event)
             elif event.what == "finished" and event.note:

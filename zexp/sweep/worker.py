@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from zexp.compose import ready
@@ -51,6 +52,7 @@ class _Worker:
                 self._one(index)
 
     def _one(self, index: int) -> None:
+        began = time.monotonic()
         try:
             ran = self._run(index)
         except KeyboardInterrupt:
@@ -62,7 +64,9 @@ class _Worker:
             if not self._manifest.tracked and not isinstance(error, ZexpError):
                 traceback.print_exception(error)  # there is no store that would keep it
         else:
-            self._tell(index, "finished", ran.waits)
+            rest = time.monotonic() - began - ran.simulated_s - ran.tracked_s
+            seconds = {"compose": rest, "simulate": ran.simulated_s, "track": ran.tracked_s}
+            self._tell(index, "finished", ran.waits, seconds)
             if len(self._manifest.points) <= FEW:
                 self._show(self._manifest.points[index].name, ran)
 
@@ -80,5 +84,5 @@ class _Worker:
             self._stores[place] = open_store(place)
         return self._stores[place]
 
-    def _tell(self, index: int, what: str, note: str = "") -> None:
-        self._folder.tell(self._name, Event(index, what, note))
+    def _tell(self, index: int, what: str, note: str = "", seconds: Mapping[str, float] | None = None) -> None:
+        self._folder.tell(self._name, Event(index, what, note, seconds or {}))

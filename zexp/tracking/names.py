@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 MAX_NAME = 250
 MAX_PARAM = 6000
@@ -63,6 +64,7 @@ def shorten(text: str, limit: int, where: str | None) -> str:
     return text[: limit - len(remark)] + remark
 
 
+@lru_cache(maxsize=4096)  # all runs of a sweep have the same
 def legal(name: str) -> str:
     """The nearest name MLflow accepts: word characters and ``_-. :`` in parts joined by single slashes."""
     parts = (_ILLEGAL.sub("_", part) for part in name.split("/"))

@@ -21,7 +21,7 @@ from zexp.tracking.spool import TRACEBACK, Parcel, Spool
 
 TOP_METRICS = 10
 NS_PER_MS = 1_000_000
-UNSHOWN = ("kernel.costs.", "kernel.sources.", "machine.sources.", "published.")
+UNSHOWN = ("kernel.costs.", "kernel.sources.", "machine.sources.", "published.", "tracking.", "notes")
 """Configuration that makes no parameters of a run, unless it was set for it."""
 NOTES = "mlflow.note.content"
 SUMMARY = "summary"

@@ -155,18 +155,19 @@ def _deliver(store: MlflowStore, kept: Path, parcel: Parcel) -> str:
     client = store.client
     from mlflow.entities import Metric, Param, RunTag
 
+    metrics = [Metric(key, value, parcel.ended_ms, 0) for key, value in parcel.metrics.items()]
+    metrics += [Metric(key, value, parcel.started_ms + ms, ms) for key, value, ms in parcel.series]
+    params = [Param(key, value) for key, value in parcel.params.items()]
+    tags = [RunTag(key, value) for key, value in parcel.tags.items()]
     with store.errors():
         if before:
             run_id = next(iter(before))
             _attempt(client, run_id, kept, parcel)
         else:
-            marks = {KEY: parcel.key, "parcel": kept.name}
-            run_id = client.create_run(experiment, parcel.started_ms, marks, parcel.name or None).info.run_id
-        client.log_artifacts(run_id, str(kept / "files"))
-        metrics = [Metric(key, value, parcel.ended_ms, 0) for key, value in parcel.metrics.items()]
-        metrics += [Metric(key, value, parcel.started_ms + ms, ms) for key, value, ms in parcel.series]
-        params = [Param(key, value) for key, value in parcel.params.items()]
-        tags = [RunTag(key, value) for key, value in parcel.tags.items()]
+            marks = {KEY: parcel.key, "parcel": kept.name, **parcel.tags}
+            made = client.create_run(experiment, parcel.started_ms, marks, parcel.name or None)
+            run_id, tags = made.info.run_id, []
+        store.put_files(run_id, kept / "files")
         client.log_batch(run_id, metrics[:BATCH], params, tags)
         for first in range(BATCH, len(metrics), BATCH):
             client.log_batch(run_id, metrics[first : first + BATCH])

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zexp.result import FunctionRow, Log2Histogram, Profile, RunResult
 from zexp.tracking import names
@@ -143,12 +144,17 @@ def raw_files(result: RunResult) -> dict[str, bytes | str]:
 
 def config_yaml(config: Mapping[str, object]) -> str:
     """The resolved configuration, keys in the order they were given."""
+    return "".join(_section(json.dumps({str(key): _plain(value)})) for key, value in config.items())
+
+
+@lru_cache(maxsize=256)  # most sections are the same in all runs of a sweep
+def _section(text: str) -> str:
     import yaml
 
     # libyaml's emitter, where PyYAML was built with it, is ten times as fast
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(_plain(config), Dumper=dumper, sort_keys=False, allow_unicode=True)
-    return text
+    section: str = yaml.dump(json.loads(text), Dumper=dumper, sort_keys=False, allow_unicode=True)
+    return section
 
 
 def _plain(value: object) -> object:
