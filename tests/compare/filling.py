@@ -43,7 +43,9 @@ def fill(store: Store, runs: Iterable[Made], experiment: str = "made", start_ms:
         for i, run in enumerate(runs):
             run_id, start = run.run_id, start_ms + 1000 * i
             artifacts = folder / run_id / "artifacts"
-            rows["runs"].append((run_id, run.name, run.status, start, start + 500, "active", artifacts.as_uri(), where))
+            rows["runs"].append(
+                ("made", run_id, run.name, run.status, start, start + 500, "active", artifacts.as_uri(), where)
+            )
             rows["latest_metrics"] += [(run_id, k, v, start, 0, 0) for k, v in run.metrics.items()]
             rows["params"] += [(run_id, k, v) for k, v in run.params.items()]
             rows["tags"] += [(run_id, k, v) for k, v in run.tags.items()]
@@ -62,7 +64,7 @@ def fill(store: Store, runs: Iterable[Made], experiment: str = "made", start_ms:
                 (artifacts / name).write_text(text)
             ids.append(run_id)
         columns_of = {
-            "runs": "run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, experiment_id",
+            "runs": "user_id, run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, experiment_id",
             "latest_metrics": "run_uuid, key, value, timestamp, step, is_nan",
             "params": "run_uuid, key, value",
             "tags": "run_uuid, key, value",
