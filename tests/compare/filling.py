@@ -64,7 +64,8 @@ def fill(store: Store, runs: Iterable[Made], experiment: str = "made", start_ms:
                 (artifacts / name).write_text(text)
             ids.append(run_id)
         columns_of = {
-            "runs": "user_id, run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, experiment_id",
+            "runs": "user_id, run_uuid, name, status, start_time, end_time, lifecycle_stage, artifact_uri, "
+            "experiment_id",
             "latest_metrics": "run_uuid, key, value, timestamp, step, is_nan",
             "params": "run_uuid, key, value",
             "tags": "run_uuid, key, value",
