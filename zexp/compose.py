@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -74,6 +75,17 @@ def errors() -> Iterator[None]:
         raise ZexpError(f"{group}={choice}: unknown {group}; {near(choice, allowed)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ZexpError(_one_line(error)) from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override"):  # the one mistake for which Hydra has no error of its own
+            raise
+        raise ZexpError(f"{_override_at(error)}a group needs the name of one of its choices") from error
+
+
+def _override_at(error: Exception) -> str:
+    """The override that Hydra looked at when it raised this, which it does not say."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    override = frames[-1].f_locals.get("override")
+    return f"{override.input_line}: " if override is not None else ""
 
 
 def _one_line(error: Exception) -> str:

@@ -34,7 +34,7 @@ def test_a_thousand_points(tmp_path: Path) -> None:
     )
     took = time.perf_counter() - began
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    runs = [run for run in list_runs(open_store(store)) if "kind" not in run.tags]
+    runs = [run for run in list_runs(open_store(store)) if "sweep" in run.tags]
     assert [run.status for run in runs] == ["FINISHED"] * POINTS
     simulated = sorted(run.metrics["wall_s"] for run in runs)
     spent = re.search(r"time of this process.*: (.*)", done.stdout)

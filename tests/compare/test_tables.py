@@ -25,7 +25,7 @@ NASTY = "<script>alert('a|b')</script>\" & `x` $y_z$ -->"
 
 
 def test_arms_and_conditions(store: Store) -> None:
-    fill(store, [*storm(), failed(), Made({}, tags={"sweep": SWEEP, "kind": "summary"})])
+    fill(store, [*storm(), failed(), Made({}, tags={"summary_of": SWEEP})])
     runs = load(store, [SWEEP])
     arms = arrange(runs)
     assert (arms.by, arms.names, arms.keys) == (

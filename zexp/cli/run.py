@@ -317,7 +317,7 @@ class _Bar:
 
 def _outcomes(store: MlflowStore, sweep_id: str, points: Sequence[Point] = ()) -> list[tuple[str, Outcome]]:
     """The finished runs of a sweep, as its points are ordered and called; without any, as they began."""
-    listed = [r for r in reversed(list_runs(store, sweep=sweep_id)) if r.status == "FINISHED" and "kind" not in r.tags]
+    listed = [r for r in reversed(list_runs(store, sweep=sweep_id)) if r.status == "FINISHED"]
     place = {point.identity: (i, point.name) for i, point in enumerate(points)}
     known = [(*place.get(run.tags.get("identity", ""), (len(place), run.name)), run) for run in listed]
     known.sort(key=lambda entry: entry[0])

@@ -16,6 +16,7 @@ from rich.table import Table
 from zexp.tracking import StoredRun, load_run, open_store
 from zexp.tracking.names import flatten, plain
 from zexp.tracking.recorder import NOTES
+from zexp.tracking.spool import SUMMARY_OF
 
 STATUS_STYLE = {"FINISHED": "green", "FAILED": "red", "KILLED": "red", "RUNNING": "yellow"}
 
@@ -47,7 +48,7 @@ def as_json(run: StoredRun) -> dict[str, Any]:
 def show(run: StoredRun, rows: int, console: Console) -> None:
     """Print a run as tables."""
     _header(run, console)
-    if "kind" in run.tags:  # a sweep's summary
+    if SUMMARY_OF in run.tags:
         console.print()
         console.print(Markdown(run.tags.get(NOTES, "")))
         return

@@ -223,7 +223,7 @@ def of_sweeps(store: MlflowStore, sweeps: Sequence[str]) -> RunSet:
         marks = {sweep: {entry.run_id for entry in entries} for sweep, entries in listed.items()}
         runs = [_trimmed(entry) for entries in listed.values() for entry in entries]
         swept = _declared(run.tags.get("swept", "") for run in runs) or _varying([run.params for run in runs])
-    runs = sorted((run for run in runs if run.tags.get("kind") != "summary"), key=lambda run: run.started_ms)
+    runs = sorted(runs, key=lambda run: run.started_ms)
     if len(sweeps) > 1:  # which sweep a run is of is what they are compared by
         swept = ["sweep", *swept]
         of = {run_id: sweep for sweep, members in marks.items() for run_id in members}

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,16 @@ class Offer:
     code: str
     tags: Mapping[str, str]
     """For every run."""
+    host: str = field(default_factory=socket.gethostname)
+    """Where the sweep's own process runs."""
+
+    @classmethod
+    def read(cls, path: Path) -> Offer | None:
+        """The offer in this file; None if it is over, as another process has taken the sweep up since."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -121,15 +132,20 @@ class Folder:
         for name in ("claims", "events"):
             shutil.rmtree(self.path / name, ignore_errors=True)
             (self.path / name).mkdir()
+        for path in self.path.glob("offer-*.json"):
+            path.unlink()
         (self.path / "stop").unlink(missing_ok=True)
 
     def offer(self, offer: Offer) -> None:
         """Say what is to be run."""
-        (self.path / "offer.json").write_text(json.dumps(asdict(offer)))
+        # in a new file: a worker of an earlier offer that is late in starting must not take this one for its own
+        (self.path / f"offer-{secrets.token_hex(4)}.json").write_text(json.dumps(asdict(offer)))
 
-    def offered(self) -> Offer:
-        """What is to be run."""
-        return Offer(**json.loads((self.path / "offer.json").read_text()))
+    @property
+    def offer_file(self) -> Path:
+        """Where that is said."""
+        (path,) = self.path.glob("offer-*.json")
+        return path
 
     def claim(self, point: int) -> bool:
         """Whether this process is the first to ask for the point."""
@@ -165,7 +181,17 @@ class Folder:
             self.stop()  # for those that are left
             with self._locked("works", fcntl.LOCK_EX, PATIENCE_S, "still has workers; stop them, or wait"):
                 self.clear()
-            yield
+            with self._locked("lives", fcntl.LOCK_EX, PATIENCE_S, "still has workers; stop them, or wait"):
+                yield
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether no process runs this sweep: the one that did was killed. Not to be relied on on other machines."""
+        try:
+            with self._locked("lives", fcntl.LOCK_SH, 0.0, "lives"):
+                return True
+        except ZexpError:
+            return False
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

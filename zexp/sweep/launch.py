@@ -183,7 +183,7 @@ class Sweep:
                 "a new sweep, or accept it with sweep.accept_changes=true, which the runs will say"
             )
         assert store is not None
-        _deliver(store)  # first, so that what was under way counts
+        Spool.of(store).deliver(store)  # first, so that what was under way counts
         marks = sweep_marks(store, manifest.sweep)
         numbers = {key.rpartition("/")[2]: status for key, status in marks.by_key.items()}
         done = {int(n) for n, status in numbers.items() if n.isdecimal() and status == "FINISHED"}
@@ -218,7 +218,7 @@ class Sweep:
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=self._context, task_function=self._task, config=self._config
         )
-        job = [f"sweep.worker={quoted(str(folder.path))}", f"hydra.sweep.dir={quoted(here)}"]
+        job = [f"sweep.worker={quoted(str(folder.offer_file))}", f"hydra.sweep.dir={quoted(here)}"]
         try:
             for returned in launcher.launch([[*job] for _ in range(workers)], initial_job_idx=0):
                 returned.return_value  # noqa: B018 - raises what ended the worker

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from zexp.plugins import Registry
 
 PLAIN = (bool, int, float, str, type(None))
-TOP = {field.name for field in fields(Config)} - {"machine", "kernel", "workload"}
+GROUPS = {"machine", "kernel", "workload"}
+"""Keys without a dot that are groups to choose from, and sections of a configuration."""
+TOP = {field.name for field in fields(Config)} - GROUPS
 """Keys without a dot that are values, not groups to choose from."""
 
 
@@ -62,10 +64,9 @@ class Composer:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        chosen, keys = self._split(overrides)
-        values = [o for o in map(self._parsed, overrides) if self._is_value(o)]
+        chosen, values = self._split(overrides)
         # what was set for the last point is set again: all points of a sweep set the same keys
-        config = self._base(chosen, keys)
+        config = self._base(chosen, _keys(values))
         try:
             for override in values:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
@@ -77,7 +78,8 @@ class Composer:
         """The experiment with these overrides; its mistakes name them."""
         with errors():
             config = self.compose(overrides)
-            kept = self._unchanging(*self._split(overrides))
+            chosen, values = self._split(overrides)
+            kept = self._unchanging(chosen, _keys(values))
             changed = experiment.sections(config, (key for key in map(str, config) if key not in kept))
             return experiment.from_sections({key: {**kept, **changed}[key] for key in map(str, config)}, self._registry)
 
@@ -86,11 +88,14 @@ class Composer:
         exp = self.experiment(overrides)
         return Point(tuple(overrides), point_name(exp, overrides), exp.name, identity(exp, self._code))
 
-    def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The overrides that Hydra has to compose, and the keys that the others set."""
+    def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
+        """The overrides that Hydra has to compose, and those whose plain values can be set in what it gives."""
         parsed = [self._parsed(text) for text in overrides]
-        chosen = tuple(text for text, o in zip(overrides, parsed, strict=True) if not self._is_value(o))
-        return chosen, tuple(o.key_or_group for o in parsed if self._is_value(o))
+        values = [o for o in parsed if self._is_value(o)]
+        ordered = [o.key_or_group for o in parsed if not self._is_value(o) and not _is_choice(o)]
+        if any(_overlap(o.key_or_group, key) for o in values for key in ordered):
+            return tuple(overrides), []  # which of them comes last matters
+        return tuple(text for text, o in zip(overrides, parsed, strict=True) if not self._is_value(o)), values
 
     def _sections(self, chosen: tuple[str, ...], keys: tuple[str, ...]) -> dict[str, Section]:
         """What is the same in all points with this choice that set these keys; nothing if a value may refer to them."""
@@ -119,8 +124,24 @@ class Composer:
             and not override.is_delete()
             and override.package is None
             and isinstance(override.value(), PLAIN)
-            and not any(key == k or key.startswith(f"{k}.") or k.startswith(f"{key}.") for k in self._fixed_keys)
+            and not any(_overlap(key, k) for k in self._fixed_keys)
         )
+
+
+def _is_choice(override: Override) -> bool:
+    """Whether Hydra applies it before all values, wherever it stands."""
+    return not (override.is_add() or override.is_force_add() or override.is_delete()) and (
+        "/" in override.key_or_group or override.key_or_group in GROUPS and isinstance(override.value(), str)
+    )
+
+
+def _overlap(a: str, b: str) -> bool:
+    """Whether a key is another, or a part of it."""
+    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
+
+
+def _keys(values: Sequence[Override]) -> tuple[str, ...]:
+    return tuple(o.key_or_group for o in values)
 
 
 def identity(exp: Experiment, code: str) -> str:
@@ -202,6 +223,6 @@ def swept_keys(points: Sequence[Sequence[str]]) -> list[str]:
     for overrides in points:
         for override in overrides:
             key = override.lstrip("+").partition("=")[0].partition("@")[0]
-            group = "/" in key or key in ("machine", "kernel", "workload")
+            group = "/" in key or key in GROUPS
             keys[f"{key.replace('/', '.')}.name" if group else key] = None
     return list(keys)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zexp.compose import ready
 from zexp.errors import ZexpError
-from zexp.sweep.folder import Event, Folder
+from zexp.sweep.folder import Event, Folder, Offer
 from zexp.sweep.point import Label, Ran, run_point
 from zexp.sweep.points import Composer, swept_keys
 from zexp.tracking import MlflowStore, open_store
@@ -23,29 +23,31 @@ FEW = 4
 
 
 def work(path: str, show: Show) -> None:
-    """Run points of the sweep in this folder until all are taken, or somebody said stop.
+    """Run points that the offer in this file lists until all are taken, or somebody said stop.
 
     ``show`` is given the name of each point that has finished, and what it gave, if the points are few. An error of a
     point is told, and does not end the worker.
     """
-    folder = Folder(Path(path))
+    folder = Folder(Path(path).parent)
     with folder.at_work():
-        _Worker(folder, show).work()
+        offer = Offer.read(Path(path))
+        if offer is not None:
+            _Worker(folder, offer, show).work()
 
 
 class _Worker:
-    def __init__(self, folder: Folder, show: Show) -> None:
-        self._folder, self._show = folder, show
-        self._manifest, self._offer = folder.manifest(), folder.offered()
+    def __init__(self, folder: Folder, offer: Offer, show: Show) -> None:
+        self._folder, self._offer, self._show = folder, offer, show
+        self._manifest = folder.manifest()
         self._composer = Composer(ready(), self._offer.code, self._manifest.fixed)
         self._again = set(self._offer.again)
         self._stores: dict[str | None, MlflowStore] = {}
-        self._name = f"{socket.gethostname()}-{os.getpid()}"
-        self._parent = os.getppid()
+        self._host = socket.gethostname()
+        self._name = f"{self._host}-{os.getpid()}"
 
     def work(self) -> None:
         for index in self._offer.points:
-            if self._folder.stopped or os.getppid() != self._parent:  # or the sweep's own process was killed
+            if self._folder.stopped or (self._host == self._offer.host and self._folder.abandoned):
                 return
             if self._folder.claim(index):
                 self._tell(index, "started")

@@ -19,12 +19,13 @@ from urllib.parse import unquote, urlsplit
 
 from zexp.tracking.base import MlflowStore, TrackingError
 from zexp.tracking.server import Server
-from zexp.tracking.spool import KEY
+from zexp.tracking.spool import KEY, SUMMARY_OF
 from zexp.tracking.store import Store, run_path
 
 _RUNS = """
     SELECT r.run_uuid, r.name, r.status, r.start_time, r.end_time, r.artifact_uri, r.experiment_id,
-           e.name AS experiment, EXISTS (SELECT 1 FROM tags t WHERE t.run_uuid = r.run_uuid AND t.key = 'kind') AS apart
+           e.name AS experiment,
+           EXISTS (SELECT 1 FROM tags t WHERE t.run_uuid = r.run_uuid AND t.key = 'summary_of') AS apart
     FROM runs r JOIN experiments e USING (experiment_id)
     WHERE r.lifecycle_stage = 'active' AND e.lifecycle_stage = 'active'
 """
@@ -150,7 +151,7 @@ def find_run(store: MlflowStore, ref: str) -> RunEntry:
             known = [(row["run_uuid"], row["name"] or "", bool(row["apart"])) for row in rows]
             return _entry(store, link, rows[_choose(store, ref, known)])
     runs = _listed(store)
-    return runs[_choose(store, ref, [(run.run_id, run.name, "kind" in run.tags) for run in runs])]
+    return runs[_choose(store, ref, [(run.run_id, run.name, SUMMARY_OF in run.tags) for run in runs])]
 
 
 def _choose(store: MlflowStore, ref: str, known: list[tuple[str, str, bool]]) -> int:

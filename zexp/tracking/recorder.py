@@ -17,15 +17,13 @@ from zexp.errors import ZexpError
 from zexp.result import FunctionRow, RunResult, TimeSeries
 from zexp.tracking import names, tables
 from zexp.tracking.base import MlflowStore
-from zexp.tracking.spool import TRACEBACK, Parcel, Spool
+from zexp.tracking.spool import SUMMARY_OF, TRACEBACK, Parcel, Spool
 
 TOP_METRICS = 10
 NS_PER_MS = 1_000_000
 UNSHOWN = ("kernel.costs.", "kernel.sources.", "machine.sources.", "published.", "tracking.", "notes")
 """Configuration that makes no parameters of a run, unless it was set for it."""
 NOTES = "mlflow.note.content"
-SUMMARY = "summary"
-"""The tag ``kind`` of the run that is about a sweep, and no point of it."""
 WHOLE_TAGS = {"error": TRACEBACK, NOTES: "notes.md"}
 """Where to find the whole of a tag that was too long for MLflow."""
 
@@ -124,12 +122,12 @@ class Recorder:
     ) -> str:
         """Write the run that says what a sweep found, or anew if it is there; ``markdown`` is its description."""
         now_ms = int(time.time() * 1000)
-        tags = {"kind": SUMMARY, "sweep": sweep, "zexp_version": _version(), NOTES: _beginning(markdown)}
+        tags = {SUMMARY_OF: sweep, "zexp_version": _version(), NOTES: _beginning(markdown)}
         parcel = Parcel(
             uri=self.store.uri,
             experiment=experiment,
             name=f"summary of {sweep}",
-            key=f"{sweep}/{SUMMARY}",
+            key=f"{sweep}/summary",
             status="FINISHED",
             started_ms=now_ms,
             ended_ms=now_ms,

@@ -13,22 +13,25 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from zexp.tracking import names
-from zexp.tracking.base import MlflowStore, TrackingError
+from zexp.tracking.base import MlflowStore, TrackingError, UnreachableError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "delivery"
 """The tag by which a delivered run is found again."""
+SUMMARY_OF = "summary_of"
+"""The tag of a run that is about a whole sweep, and no point of it."""
 BATCH = 1000
 """Metrics that MLflow takes at once."""
 TRACEBACK = "traceback.txt"
+PARCEL = "parcel.json"
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,17 @@ class Spool:
         """Keep a parcel, then deliver it; the id of its run. If that fails, it stays here for a later time."""
         draft = self.folder / f".{secrets.token_hex(8)}"
         try:
-            for path, content in files.items():
-                _write(draft / "files", path, content)
-            draft.mkdir(parents=True, exist_ok=True)
-            (draft / "parcel.json").write_text(json.dumps(asdict(parcel)))
-            with _held(draft) as alone:
-                assert alone
-                kept = self.folder / f"{parcel.started_ms:013}-{draft.name[1:]}"
-                draft.rename(kept)  # from here on it survives whatever happens
-                return _deliver(store, kept, parcel)
+            with ExitStack() as hand:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with self._locked("drafts", fcntl.LOCK_SH):
+                    for path, content in files.items():
+                        _write(draft / "files", path, content)
+                    draft.mkdir(exist_ok=True)
+                    (draft / PARCEL).write_text(json.dumps(asdict(parcel)))
+                    hand.enter_context(_held(draft))
+                    kept = self.folder / f"{parcel.started_ms:013}-{draft.name[1:]}"
+                    draft.rename(kept)  # from here on it survives whatever happens
+                return self._deliver(store, kept, parcel)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise TrackingError(f"{store}: the run cannot be written to {self.folder} ({error.strerror})") from error
@@ -86,17 +91,28 @@ class Spool:
         return sorted(p for p in self.folder.glob("[0-9]*") if p.is_dir()) if self.folder.is_dir() else []
 
     def deliver(self, store: MlflowStore) -> list[Parcel]:
-        """Deliver what waits for this store, but for what a living process is about to deliver; give what that was.
+        """Deliver what waits for this store, and give what that was.
 
-        Raises the first error; what is left can be delivered later.
+        When it returns, nothing waits that was here before, also not in the hands of another living process. Stops
+        when the store does not answer. Of other errors it raises the first, after all else is delivered.
         """
-        delivered = []
+        self._tidy()
+        delivered, wrong = [], None
         for kept in self.waiting():
-            with _held(kept) as alone:
-                parcel = _read(kept) if alone else None
-                if parcel is not None and parcel.uri == store.uri:
-                    _deliver(store, kept, parcel)
-                    delivered.append(parcel)
+            try:
+                parcel = _read(kept)
+                if parcel is None or parcel.uri != store.uri:
+                    continue
+                with _held(kept) as there:
+                    if there:
+                        self._deliver(store, kept, parcel)
+                        delivered.append(parcel)
+            except UnreachableError:
+                raise
+            except TrackingError as error:
+                wrong = wrong or error
+        if wrong is not None:
+            raise wrong
         return delivered
 
     def destinations(self) -> dict[str, int]:
@@ -108,10 +124,39 @@ class Spool:
                 found[parcel.uri] = found.get(parcel.uri, 0) + 1
         return found
 
+    def _tidy(self) -> None:
+        """Remove what killed processes have left, half written or half removed; later if anybody writes just now."""
+        with suppress(OSError), self._locked("drafts", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for left in self.folder.glob(".*"):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        handle = os.open(self.folder / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, how)
+            yield
+        finally:
+            os.close(handle)
+
+    def _deliver(self, store: MlflowStore, kept: Path, parcel: Parcel) -> str:
+        """Write a parcel's run; every step may have been done before. Who comes here holds the parcel."""
+        tried = kept / "tried"
+        again = not parcel.first or tried.exists()
+        tried.touch()
+        # one at a time looks whether there is a run with its key, and makes it if not
+        with self._locked("again", fcntl.LOCK_EX) if again else nullcontext():
+            run_id = _write_run(store, kept, parcel, store.with_tag(KEY, parcel.key) if again else {})
+        # gone at once for whoever looks at the spool, then bit by bit
+        done = kept.rename(kept.with_name(f".{kept.name}"))
+        shutil.rmtree(done, ignore_errors=True)
+        return run_id
+
 
 def _read(kept: Path) -> Parcel | None:
     try:
-        return Parcel(**json.loads((kept / "parcel.json").read_text()))
+        return Parcel(**json.loads((kept / PARCEL).read_text()))
     except FileNotFoundError:
         return None  # another process has just delivered it
     except (ValueError, TypeError) as error:
@@ -120,19 +165,16 @@ def _read(kept: Path) -> Parcel | None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has this parcel in hand; if so, nobody gets it meanwhile. A killed process lets go."""
+    """Keep a parcel in hand, once nobody else does; False if it is gone by then. A killed process lets go."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        # a file opened for writing, not the folder: only so does the lock hold across the machines of a cluster
+        handle = os.open(folder / PARCEL, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):  # delivered, or of another user
         yield False
         return
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield (folder / PARCEL).exists()
     finally:
         os.close(handle)
 
@@ -146,11 +188,8 @@ def _write(root: Path, path: str, content: bytes | str) -> None:
     target.write_bytes(content if isinstance(content, bytes) else names.encodable(content).encode())
 
 
-def _deliver(store: MlflowStore, kept: Path, parcel: Parcel) -> str:
-    """Write a parcel's run; every step may have been done before."""
-    tried = kept / "tried"
-    before = {} if parcel.first and not tried.exists() else store.with_tag(KEY, parcel.key)
-    tried.touch()
+def _write_run(store: MlflowStore, kept: Path, parcel: Parcel, before: Mapping[str, str]) -> str:
+    """The id of the run; it is the one that is there ``before``, if any."""
     experiment = store.experiment_id(parcel.experiment)
     client = store.client
     from mlflow.entities import Metric, Param, RunTag
@@ -172,9 +211,6 @@ def _deliver(store: MlflowStore, kept: Path, parcel: Parcel) -> str:
         for first in range(BATCH, len(metrics), BATCH):
             client.log_batch(run_id, metrics[first : first + BATCH])
         client.set_terminated(run_id, parcel.status, parcel.ended_ms)
-    # gone at once for whoever looks at the spool, then bit by bit
-    done = kept.rename(kept.with_name(f".{kept.name}"))
-    shutil.rmtree(done, ignore_errors=True)
     return str(run_id)
 
 

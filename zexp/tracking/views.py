@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from zexp.tracking.base import MlflowStore
 from zexp.tracking.reader import RunEntry, list_runs
+from zexp.tracking.spool import SUMMARY_OF
 from zexp.workload import WORKLOADS
 from zexp.workload.base import Headline
 
@@ -40,11 +41,10 @@ def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
     Doing it again changes nothing. A sweep over several experiments has its views in that of its first run.
     """
     runs = [run for run in reversed(list_runs(store, sweep=sweep_id)) if run.status == "FINISHED"]
-    runs = [run for run in runs if run.tags.get("kind") != "summary"]
     runs = [run for run in runs if run.experiment_id == runs[0].experiment_id]
     if not runs:
         return {}
-    sweep = _Sweep(sweep_id, runs)
+    sweep = _Sweep(sweep_id, runs, next(iter(store.with_tag(SUMMARY_OF, sweep_id)), None))
     links = sweep.links()
     with store.errors():
         client, experiment = store.client, runs[0].experiment_id
@@ -69,8 +69,8 @@ def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
 class _Sweep:
     """What the finished runs of a sweep, first started first, have to show."""
 
-    def __init__(self, sweep_id: str, runs: Sequence[RunEntry]) -> None:
-        self.id, self.runs = sweep_id, runs
+    def __init__(self, sweep_id: str, runs: Sequence[RunEntry], summary: str | None) -> None:
+        self.id, self.runs, self.summary = sweep_id, runs, summary
         self.key = f"zexp-{sweep_id}"
         self.experiment = runs[0].experiment_id
         workload = WORKLOADS.get(runs[0].params.get("workload.name", ""))
@@ -91,7 +91,11 @@ class _Sweep:
 
     def links(self) -> dict[str, str]:
         """Addresses of the views by label."""
+        report = (
+            f"#/experiments/{self.experiment}/runs/{self.summary}/artifacts/report.html?workflowType=machine_learning"
+        )
         return {
+            **({"summary": report} if self.summary else {}),
             "runs": self._link("TABLE", self.key),
             "charts": self._link("CHART", self.key),
             "tables": self._link("ARTIFACT", f"{self.key}-tables"),
@@ -128,9 +132,10 @@ class _Sweep:
         """The experiment's description, in Markdown."""
         arms = ", ".join(f"**{arm}**" for arm in self.colors if arm)
         swept = ", ".join(f"`{key}`" for key in (*self.policies, *self.axes)) or "nothing"
+        found = f"[what was found]({links['summary']}) | " if "summary" in links else ""
         return (
             # first, as the UI shows one line of it until it is opened
-            f"Latest sweep: [all runs]({links['runs']}) | [charts]({links['charts']}) | "
+            f"Latest sweep: {found}[all runs]({links['runs']}) | [charts]({links['charts']}) | "
             f"[profiles side by side]({links['tables']}) | [compare runs]({links['compare']})\n\n"
             f"Simulated by zexp: what memory-management policies cost. Each run is one simulation; "
             f"its `functions` table is the profile.\n\n"
