@@ -110,7 +110,8 @@ class Folder:
         if sweep in known:
             matches = [sweep]
         if len(matches) != 1:
-            why = f"{len(matches)} sweeps begin so" if matches else f"no such sweep; {near(sweep, known[-5:])}"
+            why = "no such sweep; " + (near(sweep, known[-5:]) if known else "there is none yet")
+            why = f"{len(matches)} sweeps begin so" if matches else why
             raise ZexpError(f"resume={sweep}: {why} (looked in {home / 'sweeps'})")
         return cls(home / "sweeps" / matches[0])
 

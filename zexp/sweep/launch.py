@@ -75,6 +75,8 @@ class Sweep:
         settings = first.sweep
         if settings.on_failure not in ON_FAILURE:
             raise ConfigError("sweep.on_failure", settings.on_failure, f"allowed: {', '.join(ON_FAILURE)}")
+        if settings.workers is not None and settings.workers < 1:
+            raise ConfigError("sweep.workers", settings.workers, "a whole number from 1 up, or null")
         store = open_store(first.tracking.store) if first.tracking.enabled else None
         if store is None:
             with TemporaryDirectory(prefix="zexp-sweep-") as home:
@@ -196,8 +198,6 @@ class Sweep:
         """How many jobs the launcher is given."""
         launcher, asked = self._config.hydra.launcher, first.sweep.workers
         if asked is not None:
-            if asked < 1:
-                raise ConfigError("sweep.workers", asked, "a whole number from 1 up, or null")
             return min(asked, points)
         if (jobs := launcher.get("n_jobs")) is not None:  # joblib
             places = (os.cpu_count() or 1) + 1 + jobs if jobs < 0 else jobs
