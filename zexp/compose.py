@@ -76,7 +76,8 @@ def errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ZexpError(_one_line(error)) from error
     except ValueError as error:
-        if not str(error).startswith("Config group override"):  # the one mistake for which Hydra has no error of its own
+        # the one mistake for which Hydra has no error of its own
+        if not str(error).startswith("Config group override"):
             raise
         raise ZexpError(f"{_override_at(error)}a group needs the name of one of its choices") from error
 

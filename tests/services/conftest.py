@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import pwd
 import shutil
@@ -72,7 +73,7 @@ def wait_for(ready: Callable[[], bool], what: str, seconds: float = 60) -> None:
 
 
 def sweep_of(output: str) -> str:
-    """The id that a sweep's last lines name."""
+    """The id of a sweep, of what it printed."""
     return next(line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith("sweep "))
 
 
@@ -81,10 +82,26 @@ def runs_of(store: str | Path, sweep: str) -> list[RunEntry]:
 
 
 def assert_every_point_once(runs: list[RunEntry]) -> None:
-    points = [r for r in runs if "policy.accounting.name" in r.params]
-    assert [r.status for r in points] == ["FINISHED"] * POINTS
-    found = {(r.params["policy.accounting.name"], int(r.params["workload.processes"])) for r in points}
+    assert [r.status for r in runs] == ["FINISHED"] * POINTS
+    found = {(r.params["policy.accounting.name"], int(r.params["workload.processes"])) for r in runs}
     assert found == {(policy, n) for policy in ("eager", "lazy") for n in range(1, 11)}
+
+
+def tables(store: str | Path, sweep: str, served_from: Path | None = None) -> dict[str, bytes]:
+    """Every table of each point, and its profile by call stacks, as bytes.
+
+    Those of a server's runs are looked up where it keeps them.
+    """
+    runs = runs_of(store, sweep)
+    assert_every_point_once(runs)
+    assert all(run.tags["sweep"] == sweep for run in runs), "run again, not taken from an earlier sweep"
+    found = {}
+    for run in runs:
+        folder = served_from / run.artifact_uri.removeprefix("mlflow-artifacts:/") if served_from else run.artifacts
+        names = ["raw/profile.folded", *(table["path"] for table in json.loads(run.tags["mlflow.loggedArtifacts"]))]
+        assert {"functions.json", "locks.json", "lines.json"} < {*names}
+        found.update({f"{run.name}/{name}": (folder / name).read_bytes() for name in names})
+    return found
 
 
 @contextmanager
@@ -221,10 +238,14 @@ class MlflowServer:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def artifacts(self) -> Path:
+        return self.folder / "artifacts"
+
     def start(self) -> None:
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--workers", "1", "--backend-store-uri", self.database, "--serve-artifacts"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        command += ["--artifacts-destination", str(self.artifacts)]
         off = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "log").open("ab") as log:
             self.child = subprocess.Popen(

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ import pytest
 from e2e.conftest import Cli
 
 from zexp.tracking import Store
-from zexp.tracking.views import publish
+from zexp.tracking.views import NOTE, publish
 
 from .conftest import daemon, free_port, listens, runs_of, sweep_of, wait_for
 
@@ -25,6 +26,14 @@ pytestmark = pytest.mark.slow
 
 PICTURES = Path(__file__).parents[2] / "docs" / "mlflow"
 SECONDS = 1000
+SWEEP = (
+    "run",
+    "-m",
+    "experiment=munmap_24g",
+    "machine=laptop",
+    "workload.total_size=4MiB",
+    "policy/accounting=eager,lazy",
+)
 METRICS = ("time/total_ms", "time/cpu_ns_per_page", "accounting/self_pct")
 
 
@@ -50,34 +59,41 @@ class Ui:
             assert path.stat().st_size < 200_000
 
 
+@dataclass(frozen=True)
+class Served:
+    """A store, the UI on it, and the views of its first sweep."""
+
+    cli: Cli
+    address: str
+    links: dict[str, str]
+
+
 @pytest.fixture(scope="module")
-def served(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """Address of the UI, and the links of a sweep of two policies and five numbers of processes."""
+def served(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The UI on a sweep of two policies and five numbers of processes."""
     folder = tmp_path_factory.mktemp("ui")
     (folder / "cwd").mkdir()
     cli = Cli(folder / "store", folder / "cwd")
-    swept = ("policy/accounting=eager,lazy", "workload.processes=1,2,3,4,6")
-    sweep = sweep_of(cli.ok("run", "-m", "experiment=munmap_24g", "machine=laptop", "workload.total_size=4MiB", *swept))
+    sweep = sweep_of(cli.ok(*SWEEP, "workload.processes=1,2,3,4,6"))
     store = Store.open(cli.store)
-    description = store.client.get_experiment("1").tags["mlflow.note.content"]
-    links = publish(store, sweep)  # again, which changes nothing
-    assert all(link in description for link in links.values())
-    assert store.client.get_experiment("1").tags["mlflow.note.content"] == description
-    assert len(runs_of(cli.store, sweep)) >= 10
+    tags = store.client.get_experiment("1").tags
+    links = publish(store, sweep)
+    assert all(link in tags[NOTE] for link in links.values())
+    assert store.client.get_experiment("1").tags == tags, "doing it again changes nothing"
+    assert len(runs_of(cli.store, sweep)) == 10
     port = free_port()
     with daemon(cli.command("ui", "--port", str(port)), folder / "ui.log", env=cli.environment(), cwd=cli.cwd) as child:
         wait_for(lambda: listens(port), "zexp ui", 120)
-        yield f"http://127.0.0.1:{port}/", links
+        yield Served(cli, f"http://127.0.0.1:{port}/", links)
         child.send_signal(signal.SIGTERM)
         child.wait(30)
 
 
 @pytest.fixture
-def ui(served: tuple[str, dict[str, str]], chromium: Browser) -> Iterator[Ui]:
-    address, links = served
+def ui(served: Served, chromium: Browser) -> Iterator[Ui]:
     context = chromium.new_context(viewport={"width": 1600, "height": 900})
     # What its x leaves behind: MLflow's assistant takes a quarter of the page at the first visit.
-    ui = Ui(address, context.new_page(), links)
+    ui = Ui(served.address, context.new_page(), served.links)
     ui.open("runs")
     ui.page.get_by_text("MLflow Assistant").wait_for()
     ui.page.get_by_role("button", name="Close").last.click()
@@ -151,3 +167,25 @@ def test_compare(ui: Ui) -> None:
     # the profiles as tables, side by side, each in a frame of its own
     page.get_by_text("zs_zpool_total_size").first.scroll_into_view_if_needed()
     ui.picture("compare")
+
+
+def test_points_of_an_earlier_sweep(ui: Ui, served: Served) -> None:
+    """A sweep that took some of its points from another shows those as well, and what people wrote stays."""
+    store = Store.open(served.cli.store)
+    note = store.client.get_experiment("1").tags[NOTE]
+    store.client.set_experiment_tag("1", NOTE, f"{note}\n\nSeen on the old laptop, too.")
+    sweep = sweep_of(served.cli.ok(*SWEEP, "workload.processes=1,2,8"))
+    runs = runs_of(served.cli.store, sweep)
+    assert sorted(run.tags["sweep"] == sweep for run in runs) == [False] * 4 + [True] * 2
+    ui.links = publish(store, sweep)
+    note = store.client.get_experiment("1").tags[NOTE]
+    assert ui.links["runs"] in note
+    assert note.endswith("\n---\n\nSeen on the old laptop, too.")
+    page = ui.open("runs")
+    for run in runs:
+        page.get_by_role("link", name=run.name).wait_for()
+    page.get_by_text("6 matching runs").wait_for()
+    page = ui.open("tables")
+    for policy in ("eager", "lazy"):
+        page.get_by_role("link", name=f"{policy} processes=8").last.wait_for()
+    page.get_by_text("2 matching runs").wait_for()

@@ -17,15 +17,29 @@ SUFFIXES = (".py", ".yaml")
 
 def files(registry: Registry) -> dict[str, str]:
     """A short hash of each file, by its path below the folder its distribution is in."""
-    roots = {Path(__file__).parent.parent, schema.folder()}
+    roots = {Path(__file__).parent.parent: "zexp", schema.folder(): "conf"}
     for policy in registry.origins:
-        top = sys.modules.get(policy.__module__.partition(".")[0])
-        source = getattr(top, "__file__", None)
+        name, source = _outermost(policy.__module__)
         if source is not None:
             file = Path(source)
-            roots.add(file.parent if file.name == "__init__.py" else file)
-    found = {f"{root.name}/{path.relative_to(root)}": _hash(path) for root in roots for path in _sources(root)}
+            package = file.name == "__init__.py"
+            roots[file.parent if package else file] = name if package else f"{name}{file.suffix}"
+    found = {
+        (f"{name}/{path.relative_to(root)}" if path != root else name): _hash(path)
+        for root, name in roots.items()
+        for path in _sources(root)
+    }
     return dict(sorted(found.items()))
+
+
+def _outermost(module: str) -> tuple[str, str | None]:
+    """The package that a module belongs to, as a path, and its file; namespaces have none and are passed over."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        source = getattr(sys.modules.get(".".join(parts[:end])), "__file__", None)
+        if source is not None:
+            return "/".join(parts[:end]), str(source)
+    return module, None
 
 
 def identity(registry: Registry) -> str:

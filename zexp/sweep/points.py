@@ -131,7 +131,7 @@ class Composer:
 def _is_choice(override: Override) -> bool:
     """Whether Hydra applies it before all values, wherever it stands."""
     return not (override.is_add() or override.is_force_add() or override.is_delete()) and (
-        "/" in override.key_or_group or override.key_or_group in GROUPS and isinstance(override.value(), str)
+        "/" in override.key_or_group or (override.key_or_group in GROUPS and isinstance(override.value(), str))
     )
 
 

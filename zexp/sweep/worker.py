@@ -47,7 +47,9 @@ class _Worker:
 
     def work(self) -> None:
         for index in self._offer.points:
-            if self._folder.stopped or (self._host == self._offer.host and self._folder.abandoned):
+            if self._host == self._offer.host and self._folder.abandoned:
+                os._exit(1)  # joblib's processes would wait forever for more from one that was killed
+            if self._folder.stopped:
                 return
             if self._folder.claim(index):
                 self._tell(index, "started")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote, urlencode
 
 from zexp.tracking.base import MlflowStore
-from zexp.tracking.reader import RunEntry, list_runs
+from zexp.tracking.reader import RunEntry, list_runs, reused_tag
 from zexp.tracking.spool import SUMMARY_OF
 from zexp.workload import WORKLOADS
 from zexp.workload.base import Headline
@@ -23,6 +23,10 @@ from zexp.workload.base import Headline
 VIEW = "mlflow.sharedViewState."
 NOTE = "mlflow.note.content"
 COLOR = "mlflow.runColor"
+FIRST = "Latest sweep:"
+"""How a description of ours begins."""
+RULE = "\n---\n"
+"""What ends it; below is what people write."""
 
 MAX_VIEW = 5000
 """Characters of an experiment's tag that every MLflow since 3.0 accepts."""
@@ -38,7 +42,8 @@ PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8
 def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
     """Write the views of a sweep into its experiment; give their addresses in the UI, from the ``#`` on, by label.
 
-    Doing it again changes nothing. A sweep over several experiments has its views in that of its first run.
+    Doing it again changes nothing. A sweep over several experiments has its views in that of its first run. What people
+    have written into the experiment's description stays.
     """
     runs = [run for run in reversed(list_runs(store, sweep=sweep_id)) if run.status == "FINISHED"]
     runs = [run for run in runs if run.experiment_id == runs[0].experiment_id]
@@ -52,14 +57,16 @@ def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
         tags = {
             f"{VIEW}{sweep.key}": _packed(sweep.view()),
             f"{VIEW}{sweep.key}-tables": _packed(sweep.tables_view()),
-            NOTE: sweep.note(links),
+            NOTE: _above(known.get(NOTE, ""), sweep.note(links)),
         }
         for key, value in tags.items():
             if known.get(key) != value:
                 client.set_experiment_tag(experiment, key, value)
-        ours = sorted(key for key in {*known, *tags} if key.startswith(f"{VIEW}zexp-"))
-        for key in ours[: -2 * KEPT_SWEEPS]:
+        others = sorted(key for key in known if key.startswith(f"{VIEW}zexp-") and key not in tags)
+        for key in others[: -2 * (KEPT_SWEEPS - 1)]:
             client.delete_experiment_tag(experiment, key)
+        for run in sweep.unmarked():
+            client.set_tag(run.run_id, reused_tag(sweep_id), "run")
         for run in runs[:LOADED]:
             if run.tags.get(COLOR) != (color := sweep.colors[sweep.arm(run)]):
                 client.set_tag(run.run_id, COLOR, color)
@@ -77,17 +84,26 @@ class _Sweep:
         self.headlines: list[Headline] = [
             line for line in (workload.headlines if workload else ()) if any(line.metric in run.metrics for run in runs)
         ]
-        varying = _varying(runs)
-        self.policies = [key for key in varying if key.startswith("policy.") and key.endswith(".name")]
-        self.axes = [key for key in varying if key not in self.policies]
-        self.numeric = [key for key in self.axes if all(_number(run.params[key]) is not None for run in runs)]
-        self.numeric = self.numeric[:AXES]
+        self.reused = any(reused_tag(sweep_id) in run.tags for run in runs)
+        self.swept = _swept(runs)
+        policies = [key for key in self.swept if key.startswith("policy.")]
+        named = [key for key in policies if key.endswith(".name")]
+        self.named = bool(named)
+        self.by = named or policies[:1] or self.swept[:1]
+        self.axes = [key for key in self.swept if key not in self.by]
+        numeric = [key for key in self.swept if key not in named and key != "seed"]
+        self.numeric = [key for key in numeric if all(_number(run.params[key]) is not None for run in runs)][:AXES]
         arms = dict.fromkeys(self.arm(run) for run in runs)
-        self.colors = {arm: PALETTE[i % len(PALETTE)] for i, arm in enumerate(arms)}
+        colors = PALETTE if len(arms) <= len(PALETTE) else PALETTE[:1] * len(arms)
+        self.colors = dict(zip(arms, colors, strict=False))
 
     def arm(self, run: RunEntry) -> str:
-        """What is compared: the policies of a run, as far as they differ in the sweep."""
-        return " ".join(run.params[key] for key in self.policies)
+        """What is compared, as `zexp compare` does: the policies of a run if they differ, else the first key swept."""
+        return " ".join(run.params[key] for key in self.by)
+
+    def unmarked(self) -> list[RunEntry]:
+        """Runs that lack the tag by which the views find them, as they do if others are of an earlier sweep."""
+        return [run for run in self.runs if reused_tag(self.id) not in run.tags] if self.reused else []
 
     def links(self) -> dict[str, str]:
         """Addresses of the views by label."""
@@ -104,18 +120,19 @@ class _Sweep:
 
     def view(self) -> dict[str, object]:
         """Columns and charts: what was swept and the headlines, for all runs of the sweep."""
-        columns = [f"params.`{key}`" for key in (*self.policies, *self.axes)]
+        columns = [f"params.`{key}`" for key in self.swept]
         columns += [f"metrics.`{line.metric}`" for line in self.headlines]
         sections = [{"uuid": f"by-{key}", "name": f"By {key}"} for key in self.numeric] or [
             {"uuid": "runs", "name": "Run by run"}
         ]
         return {
-            **self._facets(f"tags.sweep = '{self.id}'"),
+            **self._facets(self._condition()),
             "selectedColumns": columns,
             "columnOrder": ["attributes.`Run Name`", *columns],
             "columnWidths": {"attributes.`Run Name`": 220, **{key: _width(key) for key in columns}},
             "runsHiddenMode": "SHOW_ALL",
-            "compareRunSections": [{**section, "display": True, "isReordered": True} for section in sections],
+            # of three charts beside each other the headings would be cut off
+            "compareRunSections": [{**one, "display": True, "isReordered": True, "columns": 2} for one in sections],
             "compareRunCharts": list(self._charts()),
             # Without it the UI would put a chart of every metric below ours.
             "isAccordionReordered": True,
@@ -125,27 +142,32 @@ class _Sweep:
         """One run for each policy: the tables of those at the upper end of what was swept stand side by side."""
         shown = self._upper_end()
         fixed = {key: shown[0].params[key] for key in self.axes}
-        conditions = [f"tags.sweep = '{self.id}'", *(f"params.`{key}` = '{value}'" for key, value in fixed.items())]
-        return {**self.view(), **self._facets(" AND ".join(conditions)), "compareRunCharts": []}
+        conditions = [self._condition(), *(f"params.`{key}` = {_quoted(value)}" for key, value in fixed.items())]
+        facets = self._facets(" AND ".join(conditions))
+        return {**self.view(), **facets, "runsHiddenMode": "FIRST_10_RUNS", "compareRunCharts": []}
 
     def note(self, links: Mapping[str, str]) -> str:
         """The experiment's description, in Markdown."""
-        arms = ", ".join(f"**{arm}**" for arm in self.colors if arm)
-        swept = ", ".join(f"`{key}`" for key in (*self.policies, *self.axes)) or "nothing"
+        arms = ", ".join(f"**{arm}**" for arm in self.colors) if self.named else ""
+        swept = ", ".join(f"`{key}`" for key in self.swept) or "nothing"
         found = f"[what was found]({links['summary']}) | " if "summary" in links else ""
         return (
             # first, as the UI shows one line of it until it is opened
-            f"Latest sweep: {found}[all runs]({links['runs']}) | [charts]({links['charts']}) | "
+            f"{FIRST} {found}[all runs]({links['runs']}) | [charts]({links['charts']}) | "
             f"[profiles side by side]({links['tables']}) | [compare runs]({links['compare']})\n\n"
             f"Simulated by zexp: what memory-management policies cost. Each run is one simulation; "
             f"its `functions` table is the profile.\n\n"
             f"Sweep `{self.id}`: {len(self.runs)} runs{f' of {arms}' if arms else ''}, over {swept}.\n\n"
             + (
-                f"The charts draw the first {LOADED} runs; `zexp report` draws all.\n"
+                f"The charts draw the first {LOADED} runs; `zexp report` draws all.\n\n"
                 if len(self.runs) > LOADED
                 else ""
             )
+            + f"What you write below this line stays.\n{RULE}"
         )
+
+    def _condition(self) -> str:
+        return f"tags.`{reused_tag(self.id)}` LIKE '%'" if self.reused else f"tags.sweep = '{self.id}'"
 
     def _facets(self, condition: str) -> dict[str, object]:
         return {"searchFilter": condition, "orderByKey": "attributes.start_time", "orderByAsc": True}
@@ -175,13 +197,12 @@ class _Sweep:
                 }
 
     def _upper_end(self) -> list[RunEntry]:
-        """A run of each arm, all at one point of what else was swept: that of the largest numbers."""
-
-        def place(run: RunEntry) -> tuple[tuple[float, str], ...]:
-            return tuple((_number(run.params[key]) or 0.0, run.params[key]) for key in self.axes)
-
-        top = max(map(place, self.runs))
-        return list({self.arm(run): run for run in self.runs if place(run) == top}.values())
+        """A run of each arm at one point of what else was swept: one that most arms have, with the largest numbers."""
+        places: dict[tuple[tuple[float, str], ...], dict[str, RunEntry]] = {}
+        for run in self.runs:
+            place = tuple((_number(run.params[key]) or 0.0, run.params[key]) for key in self.axes)
+            places.setdefault(place, {})[self.arm(run)] = run
+        return list(max(places.items(), key=lambda entry: (len(entry[1]), entry[0]))[1].values())
 
     def _link(self, mode: str, key: str) -> str:
         query = {"compareRunsMode": mode, "viewStateShareKey": key, "workflowType": "machine_learning"}
@@ -193,16 +214,40 @@ class _Sweep:
         return f"#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)}&workflowType=machine_learning"
 
 
-def _varying(runs: Sequence[RunEntry]) -> list[str]:
-    """The parameters that all runs have, with different values; of those that only vary together, the first."""
-    shared = set.intersection(*(set(run.params) for run in runs))
+def _swept(runs: Sequence[RunEntry]) -> list[str]:
+    """The parameters that were varied, policies first; of those that only vary together, one.
+
+    Runs say what their sweep varied; without that, it is whatever they all have, with different values.
+    """
+    declared = list(dict.fromkeys(key for run in runs for key in run.tags.get("swept", "").split()))
+    keys = set.intersection(*(set(run.params) for run in runs))
+    if declared:
+        keys = {key for key in keys if key in declared or key.startswith(tuple(f"{one}." for one in declared))}
+
+    def order(key: str) -> tuple[bool, bool, int, bool, str]:
+        policy, name = key.startswith("policy."), key.endswith(".name")
+        place = declared.index(key) if key in declared else len(declared)
+        return not policy, policy and not name, place, not name, key
+
     partitions: dict[tuple[int, ...], str] = {}
-    for key in sorted(shared, key=lambda key: (not key.endswith(".name"), key)):
+    for key in sorted(keys, key=order):
         numbers: dict[str, int] = {}
         partition = tuple(numbers.setdefault(run.params[key], len(numbers)) for run in runs)
         if len(numbers) > 1:
             partitions.setdefault(partition, key)
     return list(partitions.values())
+
+
+def _above(written: str, ours: str) -> str:
+    """A description with our part on top of what people have written; theirs alone if it leaves no room."""
+    _, _, kept = written.partition(RULE) if written.startswith(FIRST) else ("", "", f"\n{written}")
+    text = f"{ours}{kept}".rstrip()
+    return text if len(text) <= MAX_VIEW else written
+
+
+def _quoted(value: str) -> str:
+    """A string in MLflow's filter language, which escapes nothing."""
+    return f'"{value}"' if "'" in value else f"'{value}'"
 
 
 def _width(column: str) -> int:
