@@ -327,7 +327,7 @@ def test_workers_that_are_left_end_by_themselves(sweeps: Sweeps, cli: Cli) -> No
         started.process.wait()
     (folder,) = (cli.store / "sweeps").iterdir()
     with open(folder / ".works", "rb+") as works:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(works, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -43,7 +43,9 @@ def test_eight_processes_on_a_store_that_does_not_exist(tmp_path: Path) -> None:
         for process in started:
             process.kill()
     for (_, errors), status in ended:
-        assert (status, errors) == (0, "")
+        # said whenever loading the simulator takes long, as it may where so many start
+        said = [line for line in errors.splitlines() if not line.startswith("zexp: compiling the simulator")]
+        assert (status, said) == (0, [])
     store = Store.open(cli.store, create=False)
     runs = list_runs(store)
     of_sweeps = [run for run in runs if "sweep" in run.tags]

@@ -139,7 +139,6 @@ def test_changed_code_is_refused_with_the_difference_or_accepted_and_said(shared
     assert traces == ["traceback-2.txt", "traceback.txt"]
 
 
-@pytest.mark.xfail(strict=True, reason="a worker goes on until the sweep's own process has heard of the failure")
 def test_on_failure_stop_begins_nothing_more(shared: Cli) -> None:
     done = shared("run", "-m", *BASE, "workload.processes=0,3,5,6,7", "sweep.on_failure=stop")
     assert done.returncode == 3
@@ -165,7 +164,6 @@ def test_on_failure_stop_begins_nothing_more(shared: Cli) -> None:
         pytest.param(
             ("-m", *BASE, "seed=1,2", "name='a\tb'"),
             ("experiment name", "printable characters"),
-            marks=pytest.mark.xfail(strict=True, reason="the store is not asked before the points have run"),
         ),
         (("-m", "resume=20990101"), ("resume=20990101: no such sweep", "sweeps)")),
     ],
@@ -215,7 +213,6 @@ def test_unusual_names_long_values_and_several_seeds(shared: Cli) -> None:
     assert "3 seeds; ± is a 95 % interval" in " ".join(compared.split())
 
 
-@pytest.mark.xfail(strict=True, reason="a parcel that cannot be delivered ends every run before it begins")
 def test_a_damaged_parcel_in_the_spool_holds_up_no_run(cli: Cli) -> None:
     damaged = cli.store / "spool" / "1700000000000-0123456789abcdef"
     damaged.mkdir(parents=True)

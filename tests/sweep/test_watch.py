@@ -11,8 +11,8 @@ from zexp.sweep.folder import Event, Folder
 from zexp.sweep.watch import Watch
 
 
-def watching(folder: Folder, *, to_run: int = 3, done: int = 0, stop: bool = False) -> Watch:
-    return Watch(folder, folder.manifest().points, to_run, done, stop)
+def watching(folder: Folder, *, to_run: int = 3, done: int = 0) -> Watch:
+    return Watch(folder, folder.manifest().points, to_run, done)
 
 
 def test_states_and_counts_are_those_told_last(folder: Folder) -> None:
@@ -37,7 +37,6 @@ def test_a_failure_is_said_when_it_happens_with_its_overrides(
             time.sleep(0.02)
             said = capsys.readouterr().err
         assert said == "zexp: it broke [sic] [seed=1]\n"
-        assert not folder.stopped
     assert capsys.readouterr().err == "", "and not once more at the end"
 
 
@@ -46,20 +45,6 @@ def test_what_was_interrupted_needs_no_line(folder: Folder, capsys: pytest.Captu
         folder.tell("w", Event(1, "failed", "interrupted"))
     assert watch.count("failed") == 1
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_on_failure_stop_stops(folder: Folder, stop: bool) -> None:
-    with watching(folder, stop=stop):
-        folder.tell("w", Event(0, "finished"))
-        folder.tell("w", Event(1, "failed", "broke"))
-    assert folder.stopped is stop
-
-
-def test_a_success_stops_nothing(folder: Folder) -> None:
-    with watching(folder, stop=True):
-        folder.tell("w", Event(0, "finished"))
-    assert not folder.stopped
 
 
 def test_runs_that_wait_are_counted_and_said_once(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

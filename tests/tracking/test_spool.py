@@ -239,6 +239,16 @@ def test_a_second_attempt_that_is_cut_off_is_still_the_second(
     assert_empty(spool)
 
 
+def test_a_parameter_that_has_changed_since_an_earlier_attempt_is_said(store: Store, spool: Spool) -> None:
+    """MLflow refuses to change one, and the parcel would wait for ever."""
+    spool.send(store, failed(store, 1), TRACE)
+    spool.send(store, make_parcel(store, first=False, params={"p": "2", "q": "ü", "new": "3"}), FILES)
+    (run,) = list_runs(store)
+    assert (run.status, run.tags["changed_params"]) == ("FINISHED", "p=2")
+    assert run.params == {"p": "1", "q": "ü", "new": "3"}
+    assert_empty(spool)
+
+
 def test_runs_without_a_key_in_common_are_runs_of_their_own(store: Store, spool: Spool) -> None:
     for number in range(3):
         spool.send(store, make_parcel(store, key=f"k{number}", first=number > 0), FILES)

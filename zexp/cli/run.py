@@ -25,7 +25,17 @@ from zexp.sweep.launch import Ended, Sweep, resumed
 from zexp.sweep.point import Label, Ran, run_point
 from zexp.sweep.points import Point, identity, point_name, swept_keys
 from zexp.sweep.worker import work
-from zexp.tracking import MlflowStore, Spool, UnreachableError, list_runs, load_run, open_store, run_path, store_folder
+from zexp.tracking import (
+    MlflowStore,
+    Spool,
+    TrackingError,
+    UnreachableError,
+    list_runs,
+    load_run,
+    open_store,
+    run_path,
+    store_folder,
+)
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -246,6 +256,8 @@ def _deliver_leftovers(store: MlflowStore) -> None:
             print(f"zexp: {len(delivered)} runs that waited in the spool are now in the store", file=sys.stderr)
     except UnreachableError:
         pass  # this run will say so itself
+    except TrackingError as error:
+        print(f"zexp: {error}", file=sys.stderr)  # no reason not to run
 
 
 def _show(name: str, ran: Ran) -> None:

@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     """Deliver everything that waits; 0 if nothing is left."""
     args = _parser().parse_args(argv)
     spool = Spool((open_store(args.store).home if args.store else store_folder()) / "spool")
-    left = 0
+    left, wrong = 0, []
     places = spool.destinations()
     for uri, count in places.items():
         try:
@@ -26,7 +26,13 @@ def main(argv: list[str]) -> int:
         except UnreachableError as away:
             left += spool.destinations().get(uri, 0)
             print(f"{uri}: {away}; {left} runs still wait")
-    if not places:
+        except TrackingError as error:
+            left += spool.destinations().get(uri, 0)
+            wrong.append(str(error))
+    damaged = [str(error) for error in spool.damaged()]
+    print(*dict.fromkeys([*wrong, *damaged]), sep="\n", end="\n" if wrong or damaged else "")
+    left += len(damaged)
+    if not places and not damaged:
         print(f"no runs wait in {spool.folder}")
     return 1 if left else 0
 

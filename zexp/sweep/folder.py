@@ -51,6 +51,7 @@ class Offer:
     code: str
     tags: Mapping[str, str]
     """For every run."""
+    stop_on_failure: bool = False
     host: str = field(default_factory=socket.gethostname)
     """Where the sweep's own process runs."""
 
@@ -123,7 +124,7 @@ class Folder:
             points = [Point(**{**p, "overrides": tuple(p["overrides"])}) for p in data.pop("points")]
             lists = {key: tuple(data[key]) for key in ("arguments", "fixed", "swept")}
             return Manifest(**{**data, **lists, "points": tuple(points)})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ZexpError(f"{path}: not a sweep's manifest ({error})") from error
 
     # ---- sharing the points out ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from zexp.sweep import code as codes
 from zexp.sweep.folder import Folder, Manifest, Offer, new_id
 from zexp.sweep.points import Composer, Point, expand, parse, swept_keys
 from zexp.sweep.watch import Watch
-from zexp.tracking import MlflowStore, Spool, UnreachableError, open_store
+from zexp.tracking import MlflowStore, Spool, TrackingError, UnreachableError, open_store
 from zexp.tracking.reader import finished_identities, reused_tag, sweep_marks
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ class Sweep:
                 return self._all(
                     Folder.create(Path(home), self._manifest(arguments, fixed, points, False)), first, None
                 )
+        for name in dict.fromkeys(point.experiment for point in points):
+            store.check(name)
         if self._resume is None:
             folder = Folder.create(store.home, self._manifest(arguments, fixed, points, True))
         else:
@@ -126,14 +127,14 @@ class Sweep:
     def _all(self, folder: Folder, first: Experiment, store: MlflowStore | None) -> Ended:
         manifest = folder.manifest()
         with folder.alone():
-            offer = Offer([*range(len(manifest.points))], [], self._code, {})
+            stop = first.sweep.on_failure == "stop"
+            offer = Offer([*range(len(manifest.points))], [], self._code, {}, stop)
             if self._resume is not None:
                 offer = self._missing(folder, manifest, first, store, offer)
             elif store is not None and not first.sweep.rerun:
                 offer = self._not_reusable(manifest, store, offer)
             done = len(manifest.points) - len(offer.points)
-            stop = first.sweep.on_failure == "stop"
-            with Watch(folder, manifest.points, len(offer.points), done, stop) as watch:
+            with Watch(folder, manifest.points, len(offer.points), done) as watch:
                 if offer.points:
                     folder.offer(offer)
                     workers = self._workers(first, len(offer.points))
@@ -185,7 +186,12 @@ class Sweep:
                 "a new sweep, or accept it with sweep.accept_changes=true, which the runs will say"
             )
         assert store is not None
-        Spool.of(store).deliver(store)  # first, so that what was under way counts
+        try:
+            Spool.of(store).deliver(store)  # first, so that what was under way counts
+        except UnreachableError:
+            raise
+        except TrackingError as error:
+            print(f"zexp: {error}", file=sys.stderr)
         marks = sweep_marks(store, manifest.sweep)
         numbers = {key.rpartition("/")[2]: status for key, status in marks.by_key.items()}
         done = {int(n) for n, status in numbers.items() if n.isdecimal() and status == "FINISHED"}
@@ -237,8 +243,12 @@ class Sweep:
 def _deliver(store: MlflowStore) -> int:
     """Deliver what waits in the spool; how many parcels for this store still do."""
     spool = Spool.of(store)
-    with contextlib.suppress(UnreachableError):
+    try:
         spool.deliver(store)
+    except UnreachableError:
+        pass  # which has been said
+    except TrackingError as error:
+        print(f"zexp: {error}", file=sys.stderr)
     return spool.destinations().get(store.uri, 0)
 
 

@@ -25,9 +25,8 @@ RECENT = 200
 class Watch:
     """Follows a sweep in a thread of its own, as a context manager."""
 
-    def __init__(self, folder: Folder, points: Sequence[Point], to_run: int, done_before: int, stop_on_failure: bool):
-        self._points, self._stop_on_failure = points, stop_on_failure
-        self._folder, self._listener = folder, Listener(folder)
+    def __init__(self, folder: Folder, points: Sequence[Point], to_run: int, done_before: int):
+        self._points, self._listener = points, Listener(folder)
         self._total, self._before = to_run + done_before, done_before
         self.states: dict[int, str] = {}
         """By point: started, finished or failed."""
@@ -111,8 +110,6 @@ class Watch:
     def _failed(self, event: Event) -> None:
         if event.note != "interrupted":
             self._say(f"{event.note} [{' '.join(self._points[event.point].overrides)}]")
-        if self._stop_on_failure:
-            self._folder.stop()
 
     def _say(self, text: str) -> None:
         """Above the bar, on one line whatever its length."""

@@ -64,6 +64,8 @@ class _Worker:
             self._tell(index, "failed", "interrupted")
             raise
         except Exception as error:
+            if self._offer.stop_on_failure:
+                self._folder.stop()
             self._tell(index, "failed", one_line(error))
             if not self._manifest.tracked and not isinstance(error, ZexpError):
                 traceback.print_exception(error)  # there is no store that would keep it

@@ -14,6 +14,8 @@ def prepare_mlflow() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     for name in ("mlflow", "alembic"):  # in case somebody imported it before
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))

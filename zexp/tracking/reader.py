@@ -194,10 +194,11 @@ def _listed(
     assert isinstance(store, Server)
     names = {e.experiment_id: e.name for e in store.experiments() if experiment in (None, e.name)}
     if sweep is None:
-        return [_from_mlflow(store, run, names) for run in store.search("", limit) if run.info.experiment_id in names]
+        return [_from_mlflow(store, run, names) for run in store.search("", limit, list(names))]
     found = {}
     for condition in (f"tags.sweep = '{sweep}'", f"tags.`{reused_tag(sweep)}` = 'reused'"):
-        found.update({run.info.run_id: _from_mlflow(store, run, names) for run in store.search(condition, limit)})
+        runs = store.search(condition, limit, list(names))
+        found.update({run.info.run_id: _from_mlflow(store, run, names) for run in runs})
     return sorted(found.values(), key=lambda run: -run.started_ms)[:limit]
 
 

@@ -26,8 +26,7 @@ class Server(MlflowStore):
 
     def __init__(self, address: str) -> None:
         super().__init__()
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        if not _is_address(address):
             raise TrackingError(
                 f"tracking.store={address}: neither a folder nor the address of an MLflow server, like "
                 "http://127.0.0.1:5000"
@@ -64,9 +63,13 @@ class Server(MlflowStore):
         with self.errors():
             return list(self.client.search_experiments(max_results=1000))
 
-    def search(self, condition: str = "", limit: int | None = None) -> Iterator[Any]:
-        """MLflow's runs of all experiments, latest first, page by page."""
-        experiments, token, left = [e.experiment_id for e in self.experiments()], None, limit
+    def search(
+        self, condition: str = "", limit: int | None = None, experiments: list[str] | None = None
+    ) -> Iterator[Any]:
+        """MLflow's runs of some experiments (ids) or all, latest first, page by page."""
+        if experiments is None:
+            experiments = [e.experiment_id for e in self.experiments()]
+        token, left = None, limit
         while experiments and left != 0:
             wanted = PAGE if left is None else min(left, PAGE)
             with self.errors():
@@ -100,6 +103,16 @@ class Server(MlflowStore):
             if _is_about_the_way(error):
                 raise UnreachableError(f"{self} does not answer ({type(_root(error)).__name__})") from error
             raise TrackingError(f"{self}: {reason}") from error
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - raises if it is none
+    except ValueError:
+        return False
+    whole = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+    return bool(whole) and not any(character.isspace() for character in text)
 
 
 def _root(error: BaseException) -> BaseException:

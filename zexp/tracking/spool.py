@@ -31,6 +31,8 @@ SUMMARY_OF = "summary_of"
 BATCH = 1000
 """Metrics that MLflow takes at once."""
 TRACEBACK = "traceback.txt"
+CHANGED = "changed_params"
+"""The tag with parameters that are not what they were at an earlier attempt, which the run shows."""
 PARCEL = "parcel.json"
 
 
@@ -74,17 +76,18 @@ class Spool:
             with ExitStack() as hand:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 with self._locked("drafts", fcntl.LOCK_SH):
+                    (draft / "files").mkdir(parents=True)
                     for path, content in files.items():
                         _write(draft / "files", path, content)
-                    draft.mkdir(exist_ok=True)
                     (draft / PARCEL).write_text(json.dumps(asdict(parcel)))
                     hand.enter_context(_held(draft))
                     kept = self.folder / f"{parcel.started_ms:013}-{draft.name[1:]}"
                     draft.rename(kept)  # from here on it survives whatever happens
                 return self._deliver(store, kept, parcel)
         except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
             raise TrackingError(f"{store}: the run cannot be written to {self.folder} ({error.strerror})") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
     def waiting(self) -> list[Path]:
         """What is here, oldest first."""
@@ -119,9 +122,20 @@ class Spool:
         """How many parcels wait for which store."""
         found: dict[str, int] = {}
         for kept in self.waiting():
-            parcel = _read(kept)
-            if parcel is not None:
-                found[parcel.uri] = found.get(parcel.uri, 0) + 1
+            with suppress(TrackingError):
+                parcel = _read(kept)
+                if parcel is not None:
+                    found[parcel.uri] = found.get(parcel.uri, 0) + 1
+        return found
+
+    def damaged(self) -> list[TrackingError]:
+        """What is wrong with each parcel that cannot be delivered."""
+        found = []
+        for kept in self.waiting():
+            try:
+                _read(kept)
+            except TrackingError as error:
+                found.append(error)
         return found
 
     def _tidy(self) -> None:
@@ -201,7 +215,12 @@ def _write_run(store: MlflowStore, kept: Path, parcel: Parcel, before: Mapping[s
     with store.errors():
         if before:
             run_id = next(iter(before))
-            _attempt(client, run_id, kept, parcel)
+            has = _attempt(client, run_id, kept, parcel)
+            if changed := {p.key: p.value for p in params if has.get(p.key, p.value) != p.value}:
+                # as after changes of the code that were accepted: MLflow's parameters are for ever
+                params = [p for p in params if p.key not in changed]
+                text = "; ".join(f"{key}={value}" for key, value in changed.items())
+                tags.append(RunTag(CHANGED, names.shorten(text, names.MAX_TAG, "config.yaml")))
         else:
             marks = {KEY: parcel.key, "parcel": kept.name, **parcel.tags}
             made = client.create_run(experiment, parcel.started_ms, marks, parcel.name or None)
@@ -214,14 +233,15 @@ def _write_run(store: MlflowStore, kept: Path, parcel: Parcel, before: Mapping[s
     return str(run_id)
 
 
-def _attempt(client: MlflowClient, run_id: str, kept: Path, parcel: Parcel) -> None:
+def _attempt(client: MlflowClient, run_id: str, kept: Path, parcel: Parcel) -> Mapping[str, str]:
     """The run is there already. Of an earlier attempt, it keeps the traceback; a new one goes beside that.
 
-    Or it is the beginning of this very delivery, which was cut off.
+    Or it is the beginning of this very delivery, which was cut off. Gives the parameters that it has.
     """
     from mlflow.entities import RunTag
 
-    tags = client.get_run(run_id).data.tags
+    data = client.get_run(run_id).data
+    tags = data.tags
     number = int(tags.get("attempts", "1"))
     if tags.get("parcel") != kept.name:
         number += 1
@@ -231,3 +251,5 @@ def _attempt(client: MlflowClient, run_id: str, kept: Path, parcel: Parcel) -> N
         latest.rename(latest.with_name(f"traceback-{number}.txt"))
     if parcel.status == "FINISHED" and "error" in tags:
         client.delete_tag(run_id, "error")
+    params: Mapping[str, str] = data.params
+    return params

@@ -37,6 +37,8 @@ LOADED = 100
 COMPARED = 10
 AXES = 3
 PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
+NO_ARM = "#000000"
+"""The colour of a sweep's summary."""
 
 
 def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
@@ -70,6 +72,8 @@ def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
         for run in runs[:LOADED]:
             if run.tags.get(COLOR) != (color := sweep.colors[sweep.arm(run)]):
                 client.set_tag(run.run_id, COLOR, color)
+        if sweep.summary:
+            client.set_tag(sweep.summary, COLOR, NO_ARM)
     return links
 
 
