@@ -31,7 +31,7 @@ demo: $(VENV)/.run
 	  '  experiments/zswap_shrinker_flush/README.md  where reclaim storms break, and what staleness costs'
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 # needs what .ci/services installs
 services: $(VENV)/.dev
@@ -39,7 +39,7 @@ services: $(VENV)/.dev
 	$(BIN)/python -m pytest -o addopts="" -q -p no:cacheprovider tests/services
 
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

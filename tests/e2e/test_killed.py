@@ -86,6 +86,11 @@ class Started:
         """A worker has taken a point."""
         return self.sweep is not None and any((store / "sweeps" / self.sweep / "claims").glob("*"))
 
+    def told(self, store: Path) -> int:
+        """How many points its workers have ended, well or not."""
+        files = (store / "sweeps" / self.sweep / "events").glob("*.jsonl") if self.sweep else ()
+        return sum(_read(str(file)).count(what) for file in files for what in (b'"finished"', b'"failed"'))
+
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
@@ -167,14 +172,21 @@ class Sweeps:
 
     def at_random(self, started: Started) -> bool:
         """Wait for a moment while it composes, or later; False if it has ended before that."""
-        after, within = self.random.choices([(None, 4.0), ("composed", 3.0), ("begun", 1.5)], [1, 1, 2])[0]
-        if after == "composed":
-            wait(lambda: started.ended or started.sweep is not None, 120)
-        elif after == "begun":
-            wait(lambda: started.ended or started.begun(self.cli.store), 120)
+        # what has been reached, not how long it took, decides: else a busy machine is killed before it does anything
+        phases: dict[str, tuple[Callable[[], bool], float, int]] = {
+            "start": (lambda: True, 4.0, 1),
+            "all are composed": (lambda: started.sweep is not None, 3.0, 1),
+            f"{(least := self.random.randrange(POINTS // 3))} points": (
+                lambda: started.told(self.cli.store) >= least, 0.3, 4,
+            ),
+            "the last point": (lambda: "points finished" in started.output, 4.0, 1),
+        }  # fmt: skip
+        after = self.random.choices([*phases], [weight for *_, weight in phases.values()])[0]
+        reached, within, _ = phases[after]
+        wait(lambda: started.ended or reached(), 120)
         moment = self.random.uniform(0, within)
         wait(lambda: started.ended, moment)
-        print(f"{moment:.2f} s after {after or 'start'}" + (", it had ended" if started.ended else ""))
+        print(f"{moment:.2f} s after {after}" + (", it had ended" if started.ended else ""))
         return not started.ended
 
     def finish(self) -> None:
@@ -241,21 +253,24 @@ def check_files(run: RunEntry) -> None:
 
 def check(sweeps: Sweeps) -> None:
     store = open_store(sweeps.place)
-    print(f"{len(sweeps.ids)} sweeps")
+    tried = 0
     for sweep in sweeps.ids:
         runs = list_runs(store, sweep=sweep)
         check_points(runs)
         assert len(store.with_tag(SUMMARY_OF, sweep)) == 1
+        tried += sum("attempts" in run.tags for run in runs)
         if "://" not in sweeps.place:
             for run in runs:
                 check_files(run)
     spool = Spool(sweeps.cli.store / "spool")
     assert [path for path in spool.folder.iterdir() if path.is_dir()] == [], "nothing is left half written"
+    print(f"{len(sweeps.ids)} sweeps, {tried} points that took several attempts")
+    assert tried, "without any, this has tested nothing"
 
 
 def test_everything_is_killed(sweeps: Sweeps, cli: Cli) -> None:
     kills = 0
-    while kills < 16:
+    while kills < 20:
         with sweeps.go(*(JOBLIB if sweeps.random.random() < 0.3 else ("hydra/launcher=basic",))) as started:
             kills += sweeps.at_random(started)
             started.kill_everything()
@@ -302,7 +317,7 @@ def test_the_server_is_killed(sweeps: Sweeps, cli: Cli, tmp_path: Path) -> None:
     try:
         server.start()
         kills = 0
-        while kills < 10:
+        while kills < 6:
             with sweeps.go() as started:
                 kills += sweeps.at_random(started)
                 server.kill()
