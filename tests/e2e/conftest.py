@@ -67,6 +67,14 @@ class Cli:
         """All runs in the store, latest first."""
         return list_runs(Store.open(self.store, create=False)) if self.store.exists() else []
 
+    def points(self) -> list[RunEntry]:
+        """The runs of the one sweep in the store, latest first; there is one summary of it as well."""
+        (summary,) = [run for run in self.runs() if "summary_of" in run.tags]
+        assert summary.status == "FINISHED"
+        points = [run for run in self.runs() if run.run_id != summary.run_id]
+        assert {run.tags["sweep"] for run in points} == {summary.tags["summary_of"]}
+        return points
+
     def show(self, run: str = "last") -> dict[str, Any]:
         shown: dict[str, Any] = json.loads(self.ok("show", run, "--json"))
         return shown

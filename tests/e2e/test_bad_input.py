@@ -117,7 +117,7 @@ def test_a_failing_point_of_a_sweep_is_told_and_the_others_run(cli: Cli) -> None
     assert first.startswith("zexp: workload.processes=17: laptop has 16 CPUs, and each thread needs one [")
     assert second.startswith("zexp: workload.processes=0: a whole number from 1 up [")
     assert "workload.processes=17" in first.partition("[")[2], "with its overrides"
-    runs = {r.params["workload.processes"]: r for r in cli.runs()}
+    runs = {r.params["workload.processes"]: r for r in cli.points()}
     assert {number: r.status for number, r in runs.items()} == {
         "1": "FINISHED", "17": "FAILED", "2": "FINISHED", "0": "FAILED",
     }  # fmt: skip

@@ -97,7 +97,7 @@ def test_same_configuration_same_bytes(cli: Cli) -> None:
 @pytest.mark.slow
 def test_a_sweep_is_flat_and_tagged(cli: Cli) -> None:
     printed = cli.ok("run", "-m", *SMALL, "policy/accounting=eager,lazy", "workload.processes=1,2")
-    runs = cli.runs()
+    runs = cli.points()
     assert len(runs) == 4
     assert {r.status for r in runs} == {"FINISHED"}
     (sweep,) = {r.tags["sweep"] for r in runs}

@@ -104,7 +104,8 @@ def test_a_sweep_over_policies_of_two_distributions(fresh: Fresh) -> None:
     table = printed.partition("comparison")[2]
     for policy in ("eager", "lazy", "percpu_batched"):
         assert policy in table
-    runs = list_runs(Store.open(fresh.store, create=False), limit=3)
+    summary, *runs = list_runs(Store.open(fresh.store, create=False), limit=4)
+    assert "summary_of" in summary.tags
     assert [r.params["policy.accounting.name"] for r in runs] == ["percpu_batched", "lazy", "eager"]
     assert {r.status for r in runs} == {"FINISHED"}
     assert len({r.tags["sweep"] for r in runs}) == 1
@@ -121,7 +122,8 @@ def test_a_sweep_over_policies_of_two_distributions(fresh: Fresh) -> None:
 def test_its_parameter_can_be_overridden_and_swept(fresh: Fresh) -> None:
     policy = ("policy/accounting=percpu_batched", "kernel=v7_3", "workload.total_size=32MiB", "workload.processes=8")
     fresh.zexp("run", "-m", *policy, "policy.accounting.batch=1,64")
-    after, before = list_runs(Store.open(fresh.store, create=False), limit=2)
+    summary, after, before = list_runs(Store.open(fresh.store, create=False), limit=3)
+    assert "summary_of" in summary.tags
     assert (before.params["policy.accounting.batch"], after.params["policy.accounting.batch"]) == ("1", "64")
     shared = "line/zswap_total_pages/transfers_per_page"
     assert before.metrics[shared] > after.metrics.get(shared, 0)
