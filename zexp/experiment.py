@@ -96,12 +96,8 @@ def from_config(cfg: DictConfig, registry: Registry) -> Experiment:
 def from_sections(found: Mapping[str, Section], registry: Registry) -> Experiment:
     """The same, from all sections of one."""
     known = {field.name for field in dataclasses.fields(Config)}
-    for key, section in found.items():
-        if key not in known:
-            raise ConfigError(key, section.plain, f"unknown key; {near(key, known)}")
-        if dataclasses.is_dataclass(section.typed) and isinstance(section.plain, Mapping):
-            _check_keys(section.typed, section.plain, f"{key}.")
-    typed = Config(**{key: section.typed for key, section in found.items()})
+    typed = Config(**{key: section.typed for key, section in found.items() if key in known})
+    _check_keys(typed, {key: section.plain for key, section in found.items()})
     if typed.engine not in ENGINES:
         raise ConfigError("engine", typed.engine, f"unknown engine; {near(typed.engine, ENGINES)}")
     if typed.seeds < 1:
@@ -147,7 +143,7 @@ def _policy(group: str, policy: Any, registry: Registry) -> Any:
     return policy
 
 
-def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str) -> None:
+def _check_keys(typed: object, config: Mapping[Any, Any], prefix: str = "") -> None:
     """``+key=value`` gets past Hydra's schema; a key that nothing reads is a mistake all the same."""
     known = {f.name for f in dataclasses.fields(typed)}  # type: ignore[arg-type]
     for key, value in config.items():

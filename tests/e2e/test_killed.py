@@ -268,25 +268,19 @@ def check(sweeps: Sweeps) -> None:
     assert tried, "without any, this has tested nothing"
 
 
-def test_everything_is_killed(sweeps: Sweeps, cli: Cli) -> None:
+@pytest.mark.parametrize("everything", [True, False], ids=["everything", "its own process"])
+def test_a_sweep_is_killed(sweeps: Sweeps, cli: Cli, everything: bool) -> None:
+    """Without its workers: what is resumed waits for them, and they end as soon as they have run their points."""
     kills = 0
-    while kills < 20:
-        with sweeps.go(*(JOBLIB if sweeps.random.random() < 0.3 else ("hydra/launcher=basic",))) as started:
+    while kills < (20 if everything else 12):
+        serial = everything and sweeps.random.random() >= 0.3
+        with sweeps.go(*(("hydra/launcher=basic",) if serial else JOBLIB)) as started:
             kills += sweeps.at_random(started)
-            started.kill_everything()
-    sweeps.finish()
-    check_database(cli.store / "mlflow.db")
-    check(sweeps)
-
-
-def test_its_own_process_is_killed(sweeps: Sweeps, cli: Cli) -> None:
-    """What is resumed waits for the workers that are left, which end as soon as they have run their points."""
-    kills = 0
-    while kills < 12:
-        with sweeps.go(*JOBLIB) as started:
-            kills += sweeps.at_random(started)
-            started.process.kill()
-            started.process.wait()
+            if everything:
+                started.kill_everything()
+            else:
+                started.process.kill()
+                started.process.wait()
     sweeps.finish()
     check_database(cli.store / "mlflow.db")
     check(sweeps)

@@ -15,7 +15,8 @@ import pytest
 from e2e.conftest import Cli
 
 from zexp.tracking import Store
-from zexp.tracking.views import NOTE, publish
+from zexp.tracking.recorder import NOTES
+from zexp.tracking.views import publish
 
 from .conftest import daemon, free_port, listens, runs_of, sweep_of, wait_for
 
@@ -78,7 +79,7 @@ def served(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     store = Store.open(cli.store)
     tags = store.client.get_experiment("1").tags
     links = publish(store, sweep)
-    assert all(link in tags[NOTE] for link in links.values())
+    assert all(link in tags[NOTES] for link in links.values())
     assert store.client.get_experiment("1").tags == tags, "doing it again changes nothing"
     assert len(runs_of(cli.store, sweep)) == 10
     port = free_port()
@@ -172,13 +173,13 @@ def test_compare(ui: Ui) -> None:
 def test_points_of_an_earlier_sweep(ui: Ui, served: Served) -> None:
     """A sweep that took some of its points from another shows those as well, and what people wrote stays."""
     store = Store.open(served.cli.store)
-    note = store.client.get_experiment("1").tags[NOTE]
-    store.client.set_experiment_tag("1", NOTE, f"{note}\n\nSeen on the old laptop, too.")
+    note = store.client.get_experiment("1").tags[NOTES]
+    store.client.set_experiment_tag("1", NOTES, f"{note}\n\nSeen on the old laptop, too.")
     sweep = sweep_of(served.cli.ok(*SWEEP, "workload.processes=1,2,8"))
     runs = runs_of(served.cli.store, sweep)
     assert sorted(run.tags["sweep"] == sweep for run in runs) == [False] * 4 + [True] * 2
     ui.links = publish(store, sweep)
-    note = store.client.get_experiment("1").tags[NOTE]
+    note = store.client.get_experiment("1").tags[NOTES]
     assert ui.links["runs"] in note
     assert note.endswith("\n---\n\nSeen on the old laptop, too.")
     page = ui.open("runs")

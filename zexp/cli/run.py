@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,21 +22,11 @@ from zexp.sweep import code as codes
 from zexp.sweep import foreign, search
 from zexp.sweep.conclude import conclude
 from zexp.sweep.folder import Folder
-from zexp.sweep.launch import Ended, Sweep, resumed
+from zexp.sweep.launch import Ended, Sweep, deliver, resumed
 from zexp.sweep.point import Label, Ran, run_point
 from zexp.sweep.points import Point, identity, point_name, swept_keys
 from zexp.sweep.worker import work
-from zexp.tracking import (
-    MlflowStore,
-    Spool,
-    TrackingError,
-    UnreachableError,
-    list_runs,
-    load_run,
-    open_store,
-    run_path,
-    store_folder,
-)
+from zexp.tracking import MlflowStore, Spool, UnreachableError, list_runs, load_run, open_store, run_path, store_folder
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -251,13 +242,9 @@ def _one(cfg: DictConfig) -> float | None:
 
 def _deliver_leftovers(store: MlflowStore) -> None:
     """What an earlier process left in the spool, as it was killed or the server was away."""
-    try:
-        if delivered := Spool.of(store).deliver(store):
-            print(f"zexp: {len(delivered)} runs that waited in the spool are now in the store", file=sys.stderr)
-    except UnreachableError:
-        pass  # this run will say so itself
-    except TrackingError as error:
-        print(f"zexp: {error}", file=sys.stderr)  # no reason not to run
+    with suppress(UnreachableError):  # this run will say so itself
+        if count := deliver(store):
+            print(f"zexp: {count} runs that waited in the spool are now in the store", file=sys.stderr)
 
 
 def _show(name: str, ran: Ran) -> None:

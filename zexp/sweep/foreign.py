@@ -14,7 +14,7 @@ from zexp.result.published import Outcome
 from zexp.sweep.folder import new_id
 from zexp.sweep.points import parse, swept_keys
 from zexp.tracking import MlflowStore, UnreachableError, load_run
-from zexp.tracking.reader import finished_identities, reused_tag
+from zexp.tracking.reader import finished_identities, take_over
 
 SWEEP, SWEPT = "ZEXP_SWEEP", "ZEXP_SWEPT"
 """For its jobs: the sweep's id, and the keys it varies."""
@@ -65,8 +65,7 @@ def known(store: MlflowStore, exp: Experiment, identity: str, code: str, sweep: 
         run_id = finished_identities(store, exp.name, code).get(identity)
         if run_id is None:
             return None
-        with store.errors():
-            store.client.set_tag(run_id, reused_tag(sweep), "reused")
+        take_over(store, sweep, [run_id])
         run = load_run(store, run_id)
     except UnreachableError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -20,7 +21,7 @@ from zexp.sweep.folder import Folder, Manifest, Offer, new_id
 from zexp.sweep.points import Composer, Point, expand, parse, swept_keys
 from zexp.sweep.watch import Watch
 from zexp.tracking import MlflowStore, Spool, TrackingError, UnreachableError, open_store
-from zexp.tracking.reader import finished_identities, reused_tag, sweep_marks
+from zexp.tracking.reader import finished_identities, sweep_marks, take_over
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -141,7 +142,11 @@ class Sweep:
                     self._announce(manifest, len(offer.points), workers, store)
                     self._launch(folder, workers)
         finished = done + watch.count("finished")
-        waiting = _deliver(store) if store is not None else 0
+        waiting = 0
+        if store is not None:
+            with contextlib.suppress(UnreachableError):  # which has been said
+                deliver(store)
+            waiting = Spool.of(store).destinations().get(store.uri, 0)
         failed = watch.count("failed")
         lost = len(manifest.points) - finished - failed
         seconds = {"check": self._check_s, **watch.seconds}
@@ -161,9 +166,7 @@ class Sweep:
             for name in {p.experiment for p in manifest.points}:
                 have.update(finished_identities(store, name, self._code))
             reused = {i: have[p.identity] for i, p in enumerate(manifest.points) if p.identity in have}
-            with store.errors():
-                for run_id in reused.values():
-                    store.client.set_tag(run_id, reused_tag(manifest.sweep), "reused")
+            take_over(store, manifest.sweep, reused.values())
         except UnreachableError:
             return offer
         if reused:
@@ -186,12 +189,7 @@ class Sweep:
                 "a new sweep, or accept it with sweep.accept_changes=true, which the runs will say"
             )
         assert store is not None
-        try:
-            Spool.of(store).deliver(store)  # first, so that what was under way counts
-        except UnreachableError:
-            raise
-        except TrackingError as error:
-            print(f"zexp: {error}", file=sys.stderr)
+        deliver(store)  # first, so that what was under way counts
         marks = sweep_marks(store, manifest.sweep)
         numbers = {key.rpartition("/")[2]: status for key, status in marks.by_key.items()}
         done = {int(n) for n, status in numbers.items() if n.isdecimal() and status == "FINISHED"}
@@ -240,16 +238,18 @@ class Sweep:
             raise
 
 
-def _deliver(store: MlflowStore) -> int:
-    """Deliver what waits in the spool; how many parcels for this store still do."""
-    spool = Spool.of(store)
+def deliver(store: MlflowStore) -> int:
+    """Deliver what waits in the spool; how many parcels that were.
+
+    One that cannot be delivered is told, and no reason not to go on; raises ``UnreachableError``.
+    """
     try:
-        spool.deliver(store)
+        return len(Spool.of(store).deliver(store))
     except UnreachableError:
-        pass  # which has been said
+        raise
     except TrackingError as error:
         print(f"zexp: {error}", file=sys.stderr)
-    return spool.destinations().get(store.uri, 0)
+        return 0
 
 
 def resumed(home: Path, sweep: str, given: Sequence[str]) -> tuple[Folder, list[str]]:

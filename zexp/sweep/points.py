@@ -81,7 +81,8 @@ class Composer:
             chosen, values = self._split(overrides)
             kept = self._unchanging(chosen, _keys(values))
             changed = experiment.sections(config, (key for key in map(str, config) if key not in kept))
-            return experiment.from_sections({key: {**kept, **changed}[key] for key in map(str, config)}, self._registry)
+            found = {**kept, **changed}
+            return experiment.from_sections({key: found[key] for key in map(str, config)}, self._registry)
 
     def point(self, overrides: Sequence[str]) -> Point:
         """The point with these overrides."""

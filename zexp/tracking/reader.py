@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from zexp.tracking.store import Store, run_path
 
 _RUNS = """
     SELECT r.run_uuid, r.name, r.status, r.start_time, r.end_time, r.artifact_uri, r.experiment_id,
-           e.name AS experiment,
-           EXISTS (SELECT 1 FROM tags t WHERE t.run_uuid = r.run_uuid AND t.key = 'summary_of') AS apart
+           e.name AS experiment
     FROM runs r JOIN experiments e USING (experiment_id)
     WHERE r.lifecycle_stage = 'active' AND e.lifecycle_stage = 'active'
 """
@@ -104,6 +103,13 @@ def reused_tag(sweep: str) -> str:
     return f"sweep/{sweep}"
 
 
+def take_over(store: MlflowStore, sweep: str, run_ids: Iterable[str]) -> None:
+    """Make runs of earlier sweeps points of this one as well."""
+    with store.errors():
+        for run_id in run_ids:
+            store.client.set_tag(run_id, reused_tag(sweep), "reused")
+
+
 @dataclass(frozen=True)
 class Marks:
     """The points of a sweep that the store has."""
@@ -148,7 +154,8 @@ def find_run(store: MlflowStore, ref: str) -> RunEntry:
     if isinstance(store, Store):
         with store.connection() as link:
             rows = link.execute(_RUNS + _LATEST_FIRST).fetchall()
-            known = [(row["run_uuid"], row["name"] or "", bool(row["apart"])) for row in rows]
+            apart = {row[0] for row in link.execute("SELECT run_uuid FROM tags WHERE key = ?", (SUMMARY_OF,))}
+            known = [(row["run_uuid"], row["name"] or "", row["run_uuid"] in apart) for row in rows]
             return _entry(store, link, rows[_choose(store, ref, known)])
     runs = _listed(store)
     return runs[_choose(store, ref, [(run.run_id, run.name, SUMMARY_OF in run.tags) for run in runs])]

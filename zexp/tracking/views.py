@@ -16,12 +16,12 @@ from urllib.parse import quote, urlencode
 
 from zexp.tracking.base import MlflowStore
 from zexp.tracking.reader import RunEntry, list_runs, reused_tag
+from zexp.tracking.recorder import NOTES
 from zexp.tracking.spool import SUMMARY_OF
 from zexp.workload import WORKLOADS
 from zexp.workload.base import Headline
 
 VIEW = "mlflow.sharedViewState."
-NOTE = "mlflow.note.content"
 COLOR = "mlflow.runColor"
 FIRST = "Latest sweep:"
 """How a description of ours begins."""
@@ -59,7 +59,7 @@ def publish(store: MlflowStore, sweep_id: str) -> dict[str, str]:
         tags = {
             f"{VIEW}{sweep.key}": _packed(sweep.view()),
             f"{VIEW}{sweep.key}-tables": _packed(sweep.tables_view()),
-            NOTE: _above(known.get(NOTE, ""), sweep.note(links)),
+            NOTES: _above(known.get(NOTES, ""), sweep.note(links)),
         }
         for key, value in tags.items():
             if known.get(key) != value:
